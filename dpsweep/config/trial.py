@@ -85,8 +85,8 @@ class TrainConfig(Strict):
     that bookkeeping may count an example as zero that has an activation above 1e18."""
 
     max_physical_batch: Annotated[int, Field(gt=0)] | Literal["auto"] = "auto"
-    """Examples computed at once; auto is what fits a CPU's cache or a GPU's memory. Changes memory
-    and speed; the result but for rounding not."""
+    """Most examples that are computed at once; auto is what fits a CPU's cache or a GPU's memory.
+    Changes memory and speed; the result but for rounding not. From 4 on, a multiple of 4."""
 
     evaluate_every: int = Field(default=1, gt=0)
     """Epochs between two evaluations and reports."""

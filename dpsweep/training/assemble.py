@@ -30,7 +30,7 @@ from dpsweep.privacy.engine import (
 )
 from dpsweep.privacy.engine.precision import refuse_precision
 from dpsweep.privacy.engine.records import Unrecordable
-from dpsweep.privacy.engine.size import choose_batch, choose_gpu_batch, even_part
+from dpsweep.privacy.engine.size import choose_batch, choose_gpu_batch, even_part, whole_tiles
 from dpsweep.privacy.engine.state_guard import deep_copy
 from dpsweep.privacy.geometry import Geometry, make_geometry
 from dpsweep.training.allowance import WHOLE, Allowance
@@ -162,16 +162,16 @@ def _make_engine(
 
     def choose_at_once(tried: EngineName) -> int:
         if planned != "auto":
-            physical = planned
-            if num_devices > 1:  # it is the most: no device is to wait for another's large portion
-                physical = min(planned, even_part(train.batch_size, num_devices=num_devices))
+            # it is the most: all portions are filled up, and no device is to wait for another's
+            physical = min(planned, even_part(train.batch_size, num_devices=num_devices))
         elif on_gpu:
             physical = _choose_gpu_batch(config, model, geometry, data, allowance, spec, tried)
         else:
             name = "bookkeeping" if tried == "auto" else tried
             physical = choose_batch(model, spec, train.batch_size, name, config.copies, num_devices)
         # memory for more rows than any batch has would be held for nothing
-        return min(allowance.portion(physical, train.batch_size), _bound_batch_size(config))
+        held = min(allowance.portion(physical, train.batch_size), _bound_batch_size(config))
+        return whole_tiles(held)
 
     def make(own: nn.Module) -> Engine:
         place = next(own.parameters()).device

@@ -8,6 +8,7 @@ import math
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -454,8 +455,8 @@ def augmentation_by_place(patch: pytest.MonkeyPatch) -> None:
 
 
 def last_microbatch_dropped(patch: pytest.MonkeyPatch) -> None:
-    def whole(inputs_B: Tensor, targets_B: Tensor, size: int, **how: int) -> Iterator[Microbatch]:
-        for portion in split_microbatches(inputs_B, targets_B, size, **how):
+    def whole(inputs_B: Tensor, targets_B: Tensor, size: int) -> Iterator[Microbatch]:
+        for portion in split_microbatches(inputs_B, targets_B, size):
             full = size in (int(portion.present_B.sum()), 256)
             yield portion._replace(present_B=portion.present_B & full)
 
@@ -543,8 +544,8 @@ def noise_for_each_device(patch: pytest.MonkeyPatch) -> None:
 def part_answered_twice(patch: pytest.MonkeyPatch) -> None:
     """Two devices have the first portion, as after a retry."""
 
-    def split(*args: object, **how: int) -> Iterator[Microbatch]:
-        for i, portion in enumerate(split_microbatches(*args, **how)):
+    def split(*args: Any) -> Iterator[Microbatch]:
+        for i, portion in enumerate(split_microbatches(*args)):
             yield from [portion] * (2 if i == 0 else 1)
 
     patch.setattr(room_of_portions, "split_microbatches", split)

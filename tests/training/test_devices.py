@@ -58,7 +58,7 @@ def test_no_device_waits_for_another_s_large_portion(physical, at_once):
     assert isinstance(engine, DataParallelEngine)
     assert engine.max_physical_batch == at_once  # 300 + 2 sqrt(300) examples in four parts, or less
     halved = engine_of(digits_trial(SGD, max_physical_batch=physical), num_devices=4, halvings=1)
-    assert halved.max_physical_batch == at_once // 2
+    assert halved.max_physical_batch == at_once // 8 * 4
 
 
 def test_a_frozen_part_is_computed_once_for_all_devices():

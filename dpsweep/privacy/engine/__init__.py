@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from dpsweep.core.types import EngineName, InputSpec, Precision
-from dpsweep.privacy.engine.base import DrawTargets, Engine, Loss, draw_classes, microbatch_sizes
+from dpsweep.privacy.engine.base import DrawTargets, Engine, Loss, draw_classes
 from dpsweep.privacy.engine.bookkeeping import BookkeepingEngine
 from dpsweep.privacy.engine.gradient_check import EngineFactory, find_wrong_gradients
 from dpsweep.privacy.engine.layers import find_black_boxes
@@ -92,20 +92,21 @@ def make_engine(
             _wrong[make, *like] = find_wrong_gradients(model, loss, spec, make, draw_targets)
         return _wrong[make, *like]
 
-    sizes = [copies * num for num in microbatch_sizes(max_physical_batch)]
+    most = copies * max_physical_batch
+    sizes = [-(-most // 4), most]  # an output that depends on the number of rows is wrong as well
 
     def mixing(make: EngineFactory | None = None) -> str | None:
         """Look at the outputs; with an engine, at its records."""
         largest, found = _mixing.get((make, *like), (0, None)) if kind else (0, None)
-        if found is None and max(sizes) > largest:
+        if found is None and most > largest:
             if make is None:
                 found = find_mixing_sizes(model, spec, sizes)
             elif layer := find_moved_records(model, loss, spec, sizes, make, draw_targets):
                 found = (
                     f"examples mix, as layer {layer!r} shows, whose records of an example change "
-                    f"with its place among {max(sizes)} rows, or with the others there"
+                    f"with its place among {most} rows, or with the others there"
                 )
-            _mixing[make, *like] = max(sizes), found
+            _mixing[make, *like] = most, found
         return found
 
     if choice == "opacus":  # its package takes half a second to import, and few need it
@@ -137,8 +138,7 @@ def make_engine(
             found = BookkeepingEngine(
                 model, loss, max_physical_batch, geometry, copies=copies, precision=precision
             )
-            num = copies * max_physical_batch
-            if precision and (layer := find_place_dependence(found, spec, num, draw_targets)):
+            if precision and (layer := find_place_dependence(found, spec, most, draw_targets)):
                 raise ValueError(
                     f"train.precision.forward: {precision} rounds what layer {layer!r} computes "
                     f"for an example otherwise at another place of its batch, so one example more "
@@ -207,6 +207,11 @@ def refuse_unsupported_layers(model: nn.Module) -> None:
             raise ValueError(
                 f"layer {name!r} ({type(layer).__name__}) rescales the rows that examples use, in "
                 f"place and past clipping and noise. Leave max_norm out"
+            )
+        if isinstance(layer, nn.Embedding | nn.EmbeddingBag) and layer.sparse:
+            raise ValueError(
+                f"layer {name!r} ({type(layer).__name__}) has sparse gradients, and noise is drawn "
+                f"for every row: which rows the examples use is private. Leave sparse out"
             )
         if type(layer).get_extra_state is not nn.Module.get_extra_state:
             raise ValueError(

@@ -66,10 +66,6 @@ def draw_classes(num: int, outputs: tuple[int, ...]) -> Tensor:
     return torch.arange(num) % min(math.prod(outputs), 2)
 
 
-_SIZES = 4
-"""Number of sizes of microbatches: quarters of the largest."""
-
-
 class Engine(Protocol):
     """An algorithm that computes clipped sums of per-example gradients."""
 
@@ -111,7 +107,7 @@ class Engine(Protocol):
 
 
 class Microbatch(NamedTuple):
-    """A microbatch, filled up to one of a few sizes.
+    """A microbatch, filled up to the size that all have.
 
     Attributes:
         inputs_B: Shape (B, ...), or (B, copies, ...).
@@ -182,16 +178,9 @@ class MicrobatchEngine:
     def replicas(self) -> tuple[MicrobatchEngine, ...]:
         return (self,)
 
-    @property
-    def num_sizes(self) -> int:
-        """Number of sizes that microbatches may have."""
-        return _SIZES
-
     def split(self, inputs_B: Inputs, targets_B: Inputs) -> Iterator[Microbatch]:
         """Cut a batch into microbatches."""
-        return split_microbatches(
-            inputs_B, targets_B, self.max_physical_batch, num_sizes=self.num_sizes
-        )
+        return split_microbatches(inputs_B, targets_B, self.max_physical_batch)
 
     @property
     def device(self) -> torch.device:
@@ -280,33 +269,23 @@ def per_example_loss(loss: Loss, outputs_B: Tensor, targets_B: Inputs) -> Tensor
 
 
 def split_microbatches(
-    inputs_B: Inputs, targets_B: Inputs, max_physical_batch: int, *, num_sizes: int = _SIZES
+    inputs_B: Inputs, targets_B: Inputs, max_physical_batch: int
 ) -> Iterator[Microbatch]:
     """Cut a Poisson batch into microbatches of `max_physical_batch`, none for an empty one.
 
-    The last is filled up, with its own first example, to the next quarter: batches of any size
-    then come in few shapes, so that memory is used again and kernels are chosen once. With
-    `num_sizes` = 1 all are full.
+    The last is filled up with its own first example. Libraries choose a kernel by the number of
+    rows, and each kernel rounds otherwise. Were there fewer rows, one example more in the batch
+    would change the gradients of the others: by 2 clip norms in a transformer whose weights
+    amplify rounding.
     """
-    quarter = microbatch_sizes(max_physical_batch, num_sizes)[0]
     total = count_rows(inputs_B)
     for start in range(0, total, max_physical_batch):
         rows = slice(start, start + max_physical_batch)
         num = min(max_physical_batch, total - start)
         # never the caller's own tensors, to which a model may attach something
         inputs, targets = take_rows(inputs_B, rows), take_rows(targets_B, rows)
-        if num < max_physical_batch and num % quarter:
-            missing = min(-num % quarter, max_physical_batch - num)
+        missing = max_physical_batch - num
+        if missing:
             inputs, targets = pad_rows(inputs, missing), pad_rows(targets, missing)
         rows_B = torch.arange(count_rows(targets), device=device_of(targets))
         yield Microbatch(inputs, targets, rows_B < num)
-
-
-def microbatch_sizes(max_physical_batch: int, num_sizes: int = _SIZES) -> list[int]:
-    """List the numbers of rows that microbatches may have.
-
-    >>> microbatch_sizes(10), microbatch_sizes(2)
-    ([3, 6, 9, 10], [1, 2])
-    """
-    quarter = -(-max_physical_batch // num_sizes)
-    return [*range(quarter, max_physical_batch, quarter), max_physical_batch]

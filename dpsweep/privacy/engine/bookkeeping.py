@@ -59,11 +59,6 @@ class BookkeepingEngine(MicrobatchEngine):
     geometry: Geometry = field(default=IDENTITY)
     precision: Precision | None = field(default=None, kw_only=True)
 
-    @property
-    def num_sizes(self) -> int:
-        """One with a precision: at another size a kernel may round every record otherwise."""
-        return super().num_sizes if self.precision is None else 1
-
     def collect_contributions(
         self, params: Tensors, portion: Microbatch
     ) -> dict[str, list[Tensor]]:

@@ -33,6 +33,11 @@ _PLANNED_SHARE = 0.6
 """Part of a trial's share of a GPU; the rest is for noise and filters, for library workspaces,
 which no tensor shows, and for gaps in the allocator's blocks."""
 
+_TILE = 4
+"""Rows of a matrix that libraries compute together. Where threads share a matrix and fewer rows are
+left over, those get another kernel, which rounds otherwise: seen with 5, 6, 7, 9, 10 and 11 rows on
+two threads, and at no multiple of 4. An example's gradient would depend on its place."""
+
 _FEW, _MORE = 4, 12
 """Examples of the first two measurements, from which the memory of one more follows."""
 
@@ -120,7 +125,17 @@ def even_part(batch_size: int, parts: int = 1, num_devices: int = 1) -> int:
     >>> even_part(256, 3), even_part(256, 3, num_devices=2)
     (96, 72)
     """
-    return math.ceil(_usual_largest(batch_size) / (-(-parts // num_devices) * num_devices))
+    each = math.ceil(_usual_largest(batch_size) / (-(-parts // num_devices) * num_devices))
+    return each if each < _TILE else -(-each // _TILE) * _TILE
+
+
+def whole_tiles(rows: int) -> int:
+    """As many rows, or up to 3 fewer, so that a kernel computes each of them alike at any place.
+
+    >>> whole_tiles(3), whole_tiles(7), whole_tiles(288)
+    (3, 4, 288)
+    """
+    return rows if rows < _TILE else rows // _TILE * _TILE
 
 
 def _usual_largest(batch_size: int) -> float:

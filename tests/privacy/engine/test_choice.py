@@ -184,9 +184,12 @@ def test_dropout_within_a_layer_is_found():
 
 
 @pytest.mark.parametrize("choice", KINDS)
-def test_embedding_that_rescales_what_examples_use_is_refused_by_every_engine(choice):
+def test_embedding_that_rescales_rows_or_has_sparse_gradients_is_refused_by_every_engine(choice):
     net = nn.Sequential(nn.Flatten(), nn.Embedding(7, 4, max_norm=1.0))
     with pytest.raises(ValueError, match=r"'1' \(Embedding\) rescales .* Leave max_norm out"):
+        chosen(net, choice)
+    net = nn.Sequential(nn.Flatten(), nn.Embedding(7, 4, sparse=True))
+    with pytest.raises(ValueError, match=r"'1' \(Embedding\) has sparse gradients.* Leave sparse"):
         chosen(net, choice)
 
 

@@ -76,9 +76,9 @@ def test_engines_are_not_asked_with_batches_in_which_examples_are_heard(choice):
         lambda net, x: LARGE_BATCHES["signs"](net.layer(x.flatten(1))), layer=nn.Linear(72, 4)
     )
     make_engine(net, loss, IDENTITY, 8, SHAPE, choice)
-    with pytest.raises(ValueError, match=r"examples mix in batches of 12"):
+    with pytest.raises(ValueError, match=r"examples mix in batches of 24"):
         make_engine(net, loss, IDENTITY, 24, SHAPE, choice)
-    with pytest.raises(ValueError, match=r"examples mix in batches of 12.* train\.engine: vmap"):
+    with pytest.raises(ValueError, match=r"examples mix in batches of 24.* train\.engine: vmap"):
         make_engine(net, loss, IDENTITY, 24, SHAPE)
     assert type(make_engine(net, loss, IDENTITY, 24, SHAPE, "vmap")) is VmapEngine
 

@@ -222,7 +222,7 @@ def test_kind_that_is_known_is_tried_again_for_larger_batches(monkeypatch):
     )
     for num in (9, 8, 9, 10, 4):
         make_engine(network("norms"), loss, IDENTITY, num, SHAPE, "auto", kind="norms", copies=2)
-    assert asked == [[6, 12, 18], [6, 12, 18, 20]]
+    assert asked == [[5, 18], [5, 20]]
 
 
 @pytest.mark.parametrize(
