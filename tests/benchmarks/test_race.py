@@ -56,7 +56,7 @@ def test_the_engine_is_the_one_named():
     assert isinstance(make_runner(DENSE, "disk@vmap").func.engine, VmapEngine)
     engine = make_runner(DENSE, "disk@opacus").func.engine
     assert isinstance(engine, OpacusEngine)
-    assert engine.max_physical_batch == 32  # a whole batch, as Opacus' users do
+    assert engine.max_physical_batch == 24  # a whole batch, as Opacus' users do
 
 
 def test_fixed_batches_have_one_size_and_poisson_ones_have_not():

@@ -122,8 +122,8 @@ def record_calls(
         losses_B = per_example_loss(loss, widen(logits, like.dtype), portion.targets_B)
         outputs = [output for *_, output in recorded]
         with backward_in(precision):
-            ones_B = torch.ones_like(losses_B)
-            grads = torch.autograd.grad(losses_B, outputs, ones_B, allow_unused=True)
+            # of a sum: with gradients of several losses given, torch imports sympy
+            grads = torch.autograd.grad(losses_B.sum(), outputs, allow_unused=True)
     owned = _params_by_layer(model, layers, params)
     calls_by_layer: dict[str, list[LayerCall]] = {}
     for (name, inputs, versions, output), grad in zip(recorded, grads, strict=True):
