@@ -43,7 +43,13 @@ def take_rows(inputs: AnyInputs, rows: slice | Tensor) -> AnyInputs:
 
 def pad_rows(inputs: AnyInputs, missing: int) -> AnyInputs:
     """Append the first row `missing` times."""
-    return map_inputs(lambda x: torch.cat([x, x[:1].expand(missing, *x.shape[1:])]), inputs)
+
+    def pad(x: Tensor) -> Tensor:
+        # x[:1].expand(missing, ...), as one operation
+        shape, strides = (missing, *x.shape[1:]), (0, *x.stride()[1:])
+        return torch.cat([x, x.as_strided(shape, strides)])
+
+    return map_inputs(pad, inputs)
 
 
 def one_tensor(inputs: Inputs) -> Tensor:

@@ -39,7 +39,7 @@ from dpsweep.data import DataConfig
 from dpsweep.data.read import Dataset
 from dpsweep.data.units import fill_unit, group_rows
 from dpsweep.privacy.clip import Clip
-from dpsweep.privacy.engine.size import whole_tiles
+from dpsweep.privacy.engine.size import fill_tiles
 from dpsweep.privacy.history import NoiseHistory
 from dpsweep.privacy.noise import NoiseDraw
 from dpsweep.training.allowance import Allowance
@@ -111,7 +111,7 @@ def check_releases(
         ConfigError: If its pieces do not fit one another, as `check_fit` tells.
     """
     device = open_device(config.train.device, 1.0, num_devices=num_devices)
-    each = whole_tiles(-(-(_NUM_OTHERS + 1) // num_devices) + 3)
+    each = fill_tiles(-(-(_NUM_OTHERS + 1) // num_devices))
     few = config.train.model_copy(update={"max_physical_batch": each})
     config = config.model_copy(update={"train": few})  # a portion of hundreds is filled up
     step = assemble_step_on(

@@ -275,8 +275,8 @@ def split_microbatches(
 
     The last is filled up with its own first example. Libraries choose a kernel by the number of
     rows, and each kernel rounds otherwise. Were there fewer rows, one example more in the batch
-    would change the gradients of the others: by 2 clip norms in a transformer whose weights
-    amplify rounding.
+    would change the gradients of the others, by more than a clip norm in all where weights amplify
+    rounding.
     """
     total = count_rows(inputs_B)
     for start in range(0, total, max_physical_batch):

@@ -126,7 +126,16 @@ def even_part(batch_size: int, parts: int = 1, num_devices: int = 1) -> int:
     (96, 72)
     """
     each = math.ceil(_usual_largest(batch_size) / (-(-parts // num_devices) * num_devices))
-    return each if each < _TILE else -(-each // _TILE) * _TILE
+    return fill_tiles(each)
+
+
+def fill_tiles(rows: int) -> int:
+    """As many rows, or up to 3 more: see `whole_tiles`.
+
+    >>> fill_tiles(3), fill_tiles(9), fill_tiles(288)
+    (3, 12, 288)
+    """
+    return rows if rows < _TILE else -(-rows // _TILE) * _TILE
 
 
 def whole_tiles(rows: int) -> int:
