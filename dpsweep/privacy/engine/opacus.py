@@ -74,11 +74,16 @@ _OWN_ATTRIBUTES = ("activations", "max_batch_len")
 
 
 def find_unsupported_setting(model: nn.Module) -> str | None:
-    """Find the first setting of a layer that Opacus 1.6 ignores, with wrong gradients."""
+    """Find the first setting of a layer that Opacus 1.6 ignores, with wrong gradients.
+
+    Only max_norm, which rewrites the weight in the forward pass, matters in a frozen layer too.
+    """
     for name, layer in model.named_modules():
+        trained = any(True for _ in layer.parameters(recurse=False))
         for key, plain in _PLAIN.items():
             value = getattr(layer, key, plain)
-            if isinstance(layer, _SET) and value != plain:
+            matters = isinstance(layer, _SET) and (trained or key == "max_norm")
+            if matters and value != plain:
                 return f"it overlooks {key}={value!r} of layer {name!r} ({type(layer).__name__})"
     return None
 

@@ -240,3 +240,13 @@ def test_setting_that_opacus_overlooks_is_found_where_no_image_would_show_it(lay
     assert found is not None
     assert "of layer '1'" in found
     assert find_unsupported_setting(nn.Sequential(nn.Conv2d(2, 2, 1), nn.Embedding(3, 2))) is None
+
+
+@pytest.mark.parametrize("key", ["padding_idx", "max_norm"])
+def test_setting_of_a_frozen_layer_counts_only_where_it_changes_the_weight(key):
+    layer = nn.Embedding(3, 2, **{key: 1})
+    weight = layer.weight.detach()
+    del layer.weight
+    layer.register_buffer("weight", weight)  # as frozen parameters are kept
+    found = find_unsupported_setting(nn.Sequential(layer, nn.Linear(2, 2)))
+    assert (found is None) == (key == "padding_idx")
