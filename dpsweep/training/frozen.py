@@ -24,11 +24,13 @@ from dpsweep.models.own import Own
 from dpsweep.models.text import TextModel
 from dpsweep.models.text_cut import find_text_cut
 from dpsweep.privacy.engine import BookkeepingEngine
+from dpsweep.privacy.engine.alignment import aligned, find_unaligned
 from dpsweep.privacy.engine.state_guard import StateGuard
 from dpsweep.training.step import Step
 
-_CHUNK, _TRIMMED = 250, 50
-"""Rows of every call, and where padding is cut off, as each length has a remainder to fill."""
+_CHUNK, _TRIMMED = 256, 48
+"""Rows of every call, and where padding is cut off, as each length has a remainder to fill.
+Multiples of four, as in engine/size.py, so that each is computed alike at any place."""
 
 _LENGTHS = 8
 """Lengths are rounded up to multiples of it, where padding is cut off."""
@@ -82,12 +84,14 @@ def _compute_outputs(found: Cut, data: Dataset, inputs: Inputs, step: Step) -> T
     lines = ProgressLines(f"model: frozen part of {model.name}", len(made), "examples")
     trims = isinstance(inputs, dict) and isinstance(model, HuggingFace)
     size = _TRIMMED if trims else _CHUNK
+    unaligned = find_unaligned(found.model)
     for rows, some in trimmed_chunks(inputs, data) if trims else _chunks(inputs, size):
         num = count_rows(some)
         # Kernels are chosen by the number of rows (of fewer than four, those for vectors), and an
         # example's last bits would otherwise depend on how many others there are.
         filled = pad_rows(some, size - num)
-        made[rows] = found.features(data.scaled(filled, step.dtype))[:num].cpu()
+        with aligned(unaligned):
+            made[rows] = found.features(data.scaled(filled, step.dtype))[:num].cpu()
         lines.advance(num)
     guard.check()
     return made

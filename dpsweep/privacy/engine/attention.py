@@ -10,7 +10,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
+
+from dpsweep.privacy.engine.alignment import aligned_linear
 
 IN, OUT = "/in", "/out"
 """Names of the two projections, after the name of their layer."""
@@ -67,7 +68,7 @@ def attend(
     masked = attn_mask is not None or key_padding_mask is not None
     attention = _masked_softmax(scores) if masked and not need_weights else scores.softmax(-1)
     mixed = (attention @ v).transpose(1, 2).flatten(2)
-    output = F.linear(mixed, layer.out_proj.weight, layer.out_proj.bias)
+    output = aligned_linear(mixed, layer.out_proj.weight, layer.out_proj.bias)
     note(OUT, (mixed,), output)
     if not layer.batch_first:
         output = output.transpose(0, 1)
@@ -80,14 +81,14 @@ def _project(layer: nn.MultiheadAttention, note: Note, given: tuple[Tensor, ...]
     """Queries, keys and values, each of shape (B, heads, T, width)."""
     weight, bias = layer.in_proj_weight, layer.in_proj_bias
     if len(given) == 1:
-        whole = F.linear(given[0], weight, bias)
+        whole = aligned_linear(given[0], weight, bias)
         note(IN, (given[0], None), whole)
         parts = list(whole.chunk(3, -1))
     else:
         biases = (None, None, None) if bias is None else bias.chunk(3)
         parts = []
         for slot, (x, w, b) in enumerate(zip(given, weight.chunk(3), biases, strict=True)):
-            parts.append(F.linear(x, w, b))
+            parts.append(aligned_linear(x, w, b))
             note(IN, (x, slot), parts[-1])
     return [x.view(*x.shape[:2], layer.num_heads, -1).transpose(1, 2) for x in parts]
 

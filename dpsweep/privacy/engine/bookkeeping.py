@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from dpsweep.core.inputs import map_inputs
 from dpsweep.core.types import Clipped, Precision, Tensors
 from dpsweep.privacy.clip import SUMMED, Clip, add_clipped, compute_factors, stack_squares
+from dpsweep.privacy.engine.alignment import find_unaligned
 from dpsweep.privacy.engine.base import Microbatch, MicrobatchEngine
 from dpsweep.privacy.engine.circulant import CirculantGradients
 from dpsweep.privacy.engine.conv import GhostNormKernels
@@ -72,8 +73,12 @@ class BookkeepingEngine(MicrobatchEngine):
     def _recorded(
         self, params: Tensors, weight: float, portion: Microbatch
     ) -> dict[str, list[LayerCall]]:
-        model, layers, loss = self.model, self._layers, self.loss
-        return record_calls(model, layers, loss, params, weight, portion, self.precision)
+        model, layers, loss, rows = self.model, self._layers, self.loss, self._unaligned
+        return record_calls(model, layers, loss, params, weight, portion, self.precision, rows)
+
+    @cached_property
+    def _unaligned(self) -> list[nn.Linear]:
+        return find_unaligned(self.model)
 
     def _laid_out(self, leaf: Tensor) -> Tensor:
         """Images and kernels with their channels last, which most convolutions are faster on."""

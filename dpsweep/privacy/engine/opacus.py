@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from dpsweep.core.inputs import apply_model
 from dpsweep.core.types import Clipped, PerExample, Tensors
 from dpsweep.privacy.clip import Clip, clipped_sum, layer_of
+from dpsweep.privacy.engine.alignment import aligned, find_unaligned
 from dpsweep.privacy.engine.base import Microbatch, MicrobatchEngine, per_example_loss
 from dpsweep.privacy.engine.state_guard import StateGuard
 
@@ -50,7 +51,8 @@ class OpacusEngine(MicrobatchEngine):
             for key, p in own.items():
                 p.copy_(point[key])
                 p.grad = p.grad_sample = None
-        outputs = apply_model(self._hooked, portion.inputs_B)
+        with aligned(self._unaligned):
+            outputs = apply_model(self._hooked, portion.inputs_B)
         losses_B = per_example_loss(self.loss, outputs, portion.targets_B)
         torch.autograd.backward(losses_B.sum())
         num = len(portion.present_B)
@@ -58,6 +60,10 @@ class OpacusEngine(MicrobatchEngine):
             key: p.new_zeros(num, *p.shape) if p.grad_sample is None else p.grad_sample.detach()
             for key, p in own.items()
         }
+
+    @cached_property
+    def _unaligned(self) -> list[nn.Linear]:
+        return find_unaligned(self._hooked)
 
     @cached_property
     def _guard(self) -> StateGuard:

@@ -6,7 +6,7 @@ weight. No layer mixes examples, so row b of every record is example b's own.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from dpsweep.core.inputs import apply_model, count_rows
 from dpsweep.core.types import Precision, Tensors
+from dpsweep.privacy.engine.alignment import aligned
 from dpsweep.privacy.engine.attention import Note, attend, can_attend
 from dpsweep.privacy.engine.base import Loss, Microbatch, per_example_loss
 from dpsweep.privacy.engine.precision import backward_in, forward_in, widen
@@ -91,6 +92,7 @@ def record_calls(
     weight: float,
     portion: Microbatch,
     precision: Precision | None = None,
+    unaligned: Sequence[nn.Linear] = (),
 ) -> dict[str, list[LayerCall]]:
     """Record the calls of each layer, in their order, during one pass at `params`.
 
@@ -103,6 +105,7 @@ def record_calls(
         portion: The examples.
         precision: Of the products in both passes; that of the parameters if None. What is recorded
             is in the parameters' precision.
+        unaligned: Layers of the model that would round by place (alignment.py).
     """
     recorded: list[tuple[str, tuple[Any, ...], tuple[int, ...], Tensor]] = []
     num = count_rows(portion.inputs_B)
@@ -117,7 +120,8 @@ def record_calls(
 
     like = next(iter(params.values()))
     with torch.enable_grad():
-        with _watch_layers(layers, note), forward_in(precision, like.device):
+        watched = _watch_layers(layers, note)
+        with aligned(unaligned), watched, forward_in(precision, like.device):
             logits = apply_model(model, portion.inputs_B, params)
         losses_B = per_example_loss(loss, widen(logits, like.dtype), portion.targets_B)
         outputs = [output for *_, output in recorded]
