@@ -25,6 +25,7 @@ def find_unaligned(model: nn.Module) -> list[nn.Linear]:
         for layer in model.modules()
         if isinstance(layer, nn.Linear)
         and type(layer).forward is nn.Linear.forward
+        and "forward" not in vars(layer)
         and layer.in_features % _ALIGNED
     ]
 

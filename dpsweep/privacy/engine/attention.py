@@ -23,6 +23,7 @@ def can_attend(layer: nn.Module) -> bool:
     """True if `attend` computes what `layer` does."""
     return (
         type(layer) is nn.MultiheadAttention
+        and "forward" not in vars(layer)
         and layer._qkv_same_embed_dim
         and layer.bias_k is None
         and not layer.add_zero_attn

@@ -126,4 +126,6 @@ def test_layers_that_compute_something_else_are_left_alone():
         def forward(self, x: Tensor) -> Tensor:
             return 2 * super().forward(x)
 
-    assert find_unaligned(nn.Sequential(Scaled(13, 10))) == []
+    wrapped = nn.Linear(13, 10)
+    wrapped.forward = lambda x: 2 * F.linear(x, wrapped.weight, wrapped.bias)
+    assert find_unaligned(nn.Sequential(Scaled(13, 10), wrapped)) == []

@@ -1,5 +1,7 @@
 """Attention in pieces returns what torch's does, and its projections answer as autograd."""
 
+from functools import partial
+
 import pytest
 import torch
 from oracle import BOTH_SIGNS, CLIPS, alone, draw, flat, params_of, points_of
@@ -197,7 +199,10 @@ def test_subclass_may_compute_something_else_and_is_not_computed_in_pieces():
     class Other(nn.MultiheadAttention):
         pass
 
+    wrapped = attention()
+    wrapped.forward = partial(wrapped.forward, need_weights=True)
     assert not can_attend(Other(WIDTH, HEADS))
+    assert not can_attend(wrapped)
     assert can_attend(attention())
 
 
