@@ -74,7 +74,7 @@ class BookkeepingEngine(MicrobatchEngine):
         self, params: Tensors, weight: float, portion: Microbatch
     ) -> dict[str, list[LayerCall]]:
         model, layers, loss, rows = self.model, self._layers, self.loss, self._unaligned
-        return record_calls(model, layers, loss, params, weight, portion, self.precision, rows)
+        return record_calls(model, layers, loss, params, weight, portion, rows, self.precision)
 
     @cached_property
     def _unaligned(self) -> list[nn.Linear]:

@@ -91,8 +91,8 @@ def record_calls(
     params: Tensors,
     weight: float,
     portion: Microbatch,
-    precision: Precision | None = None,
     unaligned: Sequence[nn.Linear] = (),
+    precision: Precision | None = None,
 ) -> dict[str, list[LayerCall]]:
     """Record the calls of each layer, in their order, during one pass at `params`.
 
@@ -103,9 +103,9 @@ def record_calls(
         params: The evaluation point.
         weight: Its weight, noted with each call.
         portion: The examples.
+        unaligned: Layers of the model that would round by place (alignment.py).
         precision: Of the products in both passes; that of the parameters if None. What is recorded
             is in the parameters' precision.
-        unaligned: Layers of the model that would round by place (alignment.py).
     """
     recorded: list[tuple[str, tuple[Any, ...], tuple[int, ...], Tensor]] = []
     num = count_rows(portion.inputs_B)

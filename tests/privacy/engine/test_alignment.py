@@ -49,8 +49,8 @@ def test_outputs_and_gradients_are_those_of_the_layer(inputs, outputs, shape, bi
 
 
 @every_number_of_threads
-@pytest.mark.parametrize("outputs", [1, 2, 3, 7, 10, 11, 12, 17, 27, 33, 67, 100])
-@pytest.mark.parametrize("inputs", [3, 10, 13, 102, 3969])
+@pytest.mark.parametrize("outputs", [1, 2, 7, 11, 12, 17, 67])
+@pytest.mark.parametrize("inputs", [3, 10, 13, 102])
 def test_each_row_is_computed_alike_at_every_place(inputs, outputs, threads):
     layer, x = layer_and_inputs(inputs, outputs, ROWS)
     grad = torch.randn(ROWS, outputs, generator=torch.Generator().manual_seed(1))
