@@ -93,13 +93,13 @@ def test_every_record_is_computed_alike_at_every_place(model, threads):
 @pytest.mark.parametrize("engine", [BookkeepingEngine, OpacusEngine])
 @pytest.mark.filterwarnings("ignore:Full backward hook is firing:UserWarning")
 def test_other_examples_gradients_do_not_depend_on_their_place(engine):
-    """In a model that amplifies rounding: a sum moved by up to 14 C."""
+    """In a model that amplifies rounding: without the zeros a sum moves by 9 C."""
     torch.manual_seed(0)
     layers = [layer for _ in range(40) for layer in (nn.Linear(32, 32, bias=False), nn.Tanh())]
-    model = nn.Sequential(nn.Linear(13, 10), nn.Linear(10, 32), *layers, nn.Linear(32, 4))
+    model = nn.Sequential(nn.Linear(13, 2), nn.Linear(2, 32), *layers, nn.Linear(32, 4))
     point = {k: 6 * p.shape[-1] ** -0.5 * torch.randn_like(p) for k, p in model.named_parameters()}
-    inputs, targets = torch.randn(40, 13), torch.arange(40) % 4
-    found = engine(model, F.cross_entropy, 8)
+    inputs, targets = torch.randn(200, 13), torch.arange(200) % 4
+    found = engine(model, F.cross_entropy, 256)
 
     def asked(first: int) -> Tensor:
         total = found.clipped_sum([point], [1.0], inputs[first:], targets[first:], Flat(1.0))
