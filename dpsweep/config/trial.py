@@ -31,7 +31,13 @@ from dpsweep.models.huggingface import HuggingFace
 from dpsweep.optim import OptimizerConfig
 from dpsweep.optim.schedule import sum_factors
 from dpsweep.optim.sgd import Sgd
-from dpsweep.privacy.accounting import HIDDEN_A_STEP, LEAST_DELTA_A_STEP, MOST_STEPS, Run
+from dpsweep.privacy.accounting import (
+    HIDDEN_A_STEP,
+    LEAST_DELTA_A_STEP,
+    MOST_STEPS,
+    Run,
+    limit_noise,
+)
 from dpsweep.privacy.correlated import INDEPENDENT, Banded, Noise, PublicSettings
 from dpsweep.privacy.query import SplitQuery
 
@@ -42,14 +48,19 @@ class _Tolerance(NamedTuple):
     noise: float  # of each weight, in a whole run
     step: float  # in one step of SGD
     total: float  # in a whole run of Adam
+    width: float = math.inf  # the same, times the cube root of its number of inputs
 
 
-_LINEAR = _Tolerance(0.4, 50, 4)
-_SHALLOW = _Tolerance(0.2, 5, 4)
-_DEEP = _Tolerance(0.2, 2.5, 0.4)
+_LINEAR = _Tolerance(0.4, 50, 4, 16)
+_CONVOLUTIONS = _Tolerance(0.2, 5, 4, 10)
+_DENSE = _Tolerance(0.2, 5, 4, 4)
+_DEEP = _Tolerance(0.2, 2.5, 0.4, 4)
+_ADAPTED = _Tolerance(0.2, 2.5, 0.4)
+_HEAD = _Tolerance(0.2, 5, 4)
 _MODELS = {
     "linear": _LINEAR,
-    **dict.fromkeys(("cnn_small", "cnn_papernot", "lenet5", "mlp4", "mlp4_circulant"), _SHALLOW),
+    **dict.fromkeys(("cnn_small", "cnn_papernot", "lenet5"), _CONVOLUTIONS),
+    **dict.fromkeys(("mlp4", "mlp4_circulant"), _DENSE),
 }
 """Models by name; the others are _DEEP."""
 
@@ -226,39 +237,40 @@ class TrialConfig(Strict):
         With SGD min(k N mu, m S, 1600), in three digits. In a whole run the noise moves each weight
         by r / (N mu), for a run of mu-Gaussian privacy on N examples, whatever clip norm, batch
         size and length: k is what a model bears of it. m is what it bears in one step of S. With
-        Adam's family 4, or 0.4; with a linear model of F inputs at most 16 / F^(1/3), as Adam
-        moves all F weights by as much. In regression, lr is at most 1 / (1 + F).
+        Adam's family min(t, w / F^(1/3)) with F inputs, as Adam moves all weights by as much,
+        however many an input reaches. In regression, lr is at most 1 / (1 + F).
         """
+        tolerance, inputs = self._tolerance, math.prod(self.data.spec.shape)
         if self.optimizer.name != "sgd":
-            if self.model.name != "linear":
-                return self._tolerance.total
-            by_width = 16 / math.prod(self.data.spec.shape) ** (1 / 3)
-            return min(self._tolerance.total, float(f"{by_width:.2g}"))
+            return min(tolerance.total, float(f"{tolerance.width / inputs ** (1 / 3):.2g}"))
         factors = sum_factors(self.optimizer.schedule, self.num_steps)
-        most = self._tolerance.step * factors
+        most = tolerance.step * factors
         if isinstance(self.data.task, Regression):
             # above 2 / (1 + F) a step on squared errors of F inputs in [-1, 1] may overshoot
-            lr = 1 / (1 + math.prod(self.data.spec.shape))
+            lr = 1 / (1 + inputs)
             most = min(most, lr * self.optimizer.reach(self.privacy.clip_norm) * factors)
-        by_noise = self._tolerance.noise * self.data.num_examples * self._limit_mu
+        by_noise = tolerance.noise * self.data.num_examples * self._limit_mu
         return float(f"{min(by_noise, most, _MOST_TOTAL_STEP):.3g}")
 
     @property
     def _tolerance(self) -> _Tolerance:
         model = self.model
-        if isinstance(model, HuggingFace) and model.adapter.name == "head":
-            return _SHALLOW
+        if isinstance(model, HuggingFace):
+            return _HEAD if model.adapter.name == "head" else _ADAPTED
         return _MODELS.get(model.name, _DEEP)
 
     @property
     def default_floor(self) -> float:
         """AdamBC's floor that does well without a search: twice the variance of a gradient's noise.
 
-        By T (C / (N mu))^2, which that is in the Gaussian limit, in two digits; 1e-8 at least. With
+        By 2 (sigma C / B)^2, with sigma of the Gaussian limit, in two digits; 1e-8 at least. With
         less, v^ - Phi is mostly the error of v^.
         """
-        noise = self.privacy.clip_norm / (self.data.num_examples * self._limit_mu)
-        return float(f"{max(2 * self.num_steps * noise**2, _LEAST_FLOOR):.2g}")
+        sigma = self.privacy.noise_multiplier
+        if sigma is None:
+            sigma = limit_noise(self._limit_mu, *self.steps_and_rate)
+        noise = sigma * self.privacy.clip_norm / self.train.batch_size
+        return float(f"{max(2 * noise**2, _LEAST_FLOOR):.2g}")
 
     @property
     def _limit_mu(self) -> float:

@@ -51,8 +51,11 @@ def test_the_clip_norm_is_the_measured_one_without_a_learning_rate(settings, cli
         ("{name: digits}", "linear", 4),  # 64 inputs
         ("{name: mnist, root: data}", "linear", 1.7),  # 784
         ("{name: mnist, root: data, features: {groups: 27}}", "linear", 1.0),  # 3,969
-        ("{name: digits}", "cnn_small", 4),
+        ("{name: digits}", "cnn_small", 2.5),
+        ("{name: mnist, root: data}", "lenet5", 1.1),
+        ("{name: mnist, root: data}", "mlp4", 0.43),
         ("{name: mnist, root: data}", "cnn5", 0.4),
+        ("{name: cifar10, root: data}", "cnn5", 0.28),  # 3,072
     ],
 )
 def test_adams_default_step_is_what_the_models_width_bears(data, model, total_step):
@@ -61,12 +64,19 @@ def test_adams_default_step_is_what_the_models_width_bears(data, model, total_st
 
 
 @pytest.mark.parametrize("epsilon", [1, 4])
-def test_the_floor_of_adambc_is_twice_the_noises_variance_without_a_learning_rate(epsilon):
-    method = "method={name: dp_adambc}"
+@pytest.mark.parametrize(("batch_size", "epochs", "error"), [(256, 30, 0.1), (128, 1, 0.4)])
+def test_the_floor_of_adambc_is_twice_the_noises_variance_without_a_learning_rate(
+    epsilon, batch_size, epochs, error
+):
+    """In one epoch too, where the noise of a step is far above that of many steps' limit."""
+    method, train = "method={name: dp_adambc}", f"{{batch_size: {batch_size}, epochs: {epochs}}}"
     private = f"privacy={{epsilon: {epsilon}, clip_norm: 0.1}}"
-    config = load(method, private, "optimizer={}", "train={batch_size: 256, epochs: 30}")
+    config = load(method, private, "optimizer={}", f"train={train}")
     noise = plan_privacy(config).run.noise_multiplier
-    assert config.optimizer.floor == pytest.approx(2 * (noise * 0.1 / 256) ** 2, rel=0.25)
+    assert config.optimizer.floor == pytest.approx(2 * (noise * 0.1 / batch_size) ** 2, rel=error)
+    known = f"privacy={{noise_multiplier: {noise}, clip_norm: 0.1}}"
+    exact = load(method, known, "optimizer={}", f"train={train}").optimizer.floor
+    assert exact == pytest.approx(2 * (noise * 0.1 / batch_size) ** 2, rel=0.05)
     assert load(method, private, "optimizer={floor: 1.0e-5}").optimizer.floor == 1e-5
     assert load(method, private, "optimizer={lr: 0.5}").optimizer.floor == 1e-7
 
