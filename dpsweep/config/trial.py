@@ -240,7 +240,7 @@ class TrialConfig(Strict):
         Adam's family min(t, w / F^(1/3)) with F inputs, as Adam moves all weights by as much,
         however many an input reaches. In regression, lr is at most 1 / (1 + F).
         """
-        tolerance, inputs = self._tolerance, math.prod(self.data.spec.shape)
+        tolerance, inputs = self._tolerance, self.data.num_inputs
         if self.optimizer.name != "sgd":
             return min(tolerance.total, float(f"{tolerance.width / inputs ** (1 / 3):.2g}"))
         factors = sum_factors(self.optimizer.schedule, self.num_steps)

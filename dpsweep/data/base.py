@@ -7,6 +7,7 @@ torch or data.
 from __future__ import annotations
 
 import hashlib
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -55,6 +56,11 @@ class Data(Strict):
     def spec(self) -> Spec:
         """Sizes that a model is built for."""
         raise NotImplementedError
+
+    @property
+    def num_inputs(self) -> int:
+        """F: numbers in an example's tensor of inputs; 1 if its inputs are named."""
+        return math.prod(self.spec.shape)
 
     @property
     def places(self) -> dict[str, Path]:

@@ -58,6 +58,10 @@ class TokenData(FileData):
         return {"shape": (), "fields": fields}
 
     @property
+    def num_inputs(self) -> int:
+        return 1  # said without the tokenizer, so that a config loads where that is not installed
+
+    @property
     def read_with(self) -> str:
         return read_tokenizer(find_tokenizer(self.tokenizer)).fingerprint
 

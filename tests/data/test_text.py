@@ -343,6 +343,19 @@ def run(tmp_path, tree):
     return config, row
 
 
+@pytest.mark.parametrize("method", ["dp_sgd", "dp_adam"])
+@pytest.mark.parametrize("task", [None, {"name": "regression", "range": [0, 1]}])
+def test_file_of_texts_loads_where_its_tokenizer_is_not(tmp_path, method, task):
+    """It is read, changed and submitted on machines that only look at it."""
+    own = {"task": task, "num_classes": None} if task else {}
+    tree = trial(
+        tmp_path, section(tmp_path, FILMS * 100, tokenizer="no_such_package", **own), "bag"
+    )
+    tree["method"]["name"] = method
+    config = load_trial(parse_yaml(yaml.safe_dump(tree), "x.yaml"))
+    assert config.total_step > 0
+
+
 def test_trial_learns_to_classify_texts(tmp_path):
     pytest.importorskip("tokenizers")
     data = section(tmp_path, FILMS * 100)
