@@ -236,15 +236,17 @@ class TrialConfig(Strict):
 
         With SGD min(k N mu, m S, 1600), in three digits. In a whole run the noise moves each weight
         by r / (N mu), for a run of mu-Gaussian privacy on N examples, whatever clip norm, batch
-        size and length: k is what a model bears of it. m is what it bears in one step of S. With
-        Adam's family min(t, w / F^(1/3)) with F inputs, as Adam moves all weights by as much,
-        however many an input reaches. In regression, lr is at most 1 / (1 + F).
+        size and length: k is what a model bears of it. m is what it bears in one step of S, times
+        1 + beta with a heavy ball, which spreads a release over steps. With Adam's family
+        min(t, w / F^(1/3)) with F inputs, as Adam moves all weights by as much, however many an
+        input reaches. In regression, lr is at most 1 / (1 + F).
         """
         tolerance, inputs = self._tolerance, self.data.num_inputs
         if self.optimizer.name != "sgd":
             return min(tolerance.total, float(f"{tolerance.width / inputs ** (1 / 3):.2g}"))
         factors = sum_factors(self.optimizer.schedule, self.num_steps)
-        most = tolerance.step * factors
+        gain = self.optimizer.reach(build_method(self.method).chain.dc_gain)
+        most = tolerance.step * (2 - 1 / gain) * factors  # 1 / (1 - beta) is a heavy ball's gain
         if isinstance(self.data.task, Regression):
             # above 2 / (1 + F) a step on squared errors of F inputs in [-1, 1] may overshoot
             lr = 1 / (1 + inputs)

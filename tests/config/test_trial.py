@@ -63,6 +63,29 @@ def test_adams_default_step_is_what_the_models_width_bears(data, model, total_st
     assert load("method={name: dp_adam}", *settings).total_step == total_step
 
 
+@pytest.mark.parametrize(
+    ("method", "momentum", "factor"),
+    [
+        ("{name: dp_sgd}", 0.5, 1.5),
+        ("{name: innerouter}", 0, 1.9),
+        ("{name: innerouter, outer_decay: 0}", 0, 1),
+        ("{name: doppler}", 0, 1),  # corrected for its start, so its first step is a whole one
+    ],
+)
+def test_a_heavy_ball_bears_a_larger_default_step(method, momentum, factor):
+    def of(data, model, epochs, *settings):
+        run = [f"data={data}", f"model={{name: {model}}}", "privacy={epsilon: 4}"]
+        train = f"train={{batch_size: 512, epochs: {epochs}}}"
+        return load(*run, train, *settings).total_step
+
+    heavy = (f"method={method}", f"optimizer={{momentum: {momentum}}}")
+    plain = ("method={name: dp_sgd}", "optimizer={}")
+    short = ("{name: mnist, root: data}", "cnn5", 1)
+    assert of(*short, *heavy) == pytest.approx(factor * of(*short, *plain), rel=0.01)
+    noisy = ("{name: digits}", "linear", 60)
+    assert of(*noisy, *heavy) == of(*noisy, *plain)
+
+
 @pytest.mark.parametrize("epsilon", [1, 4])
 @pytest.mark.parametrize(("batch_size", "epochs", "error"), [(256, 30, 0.1), (128, 1, 0.4)])
 def test_the_floor_of_adambc_is_twice_the_noises_variance_without_a_learning_rate(
