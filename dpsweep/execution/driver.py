@@ -108,8 +108,8 @@ class Search(Protocol):
     def dispatch(self, record: Record, *, void: bool) -> Record:
         """Note that a trial's secret exists, and what the trial is charged."""
 
-    def report(self, number: int, row: Row) -> bool:
-        """Take a trial's report. False if nothing is to follow from it."""
+    def report(self, number: int, row: Row) -> Record | None:
+        """Take a trial's report. None if nothing is to follow from it."""
 
     def should_prune(self, number: int) -> bool:
         """True if a trial is to end early."""
@@ -229,12 +229,12 @@ class Driver:
         self._lease.check()
         number = self._live.get(trial_id)
         row = payload.get("row")
-        if number is None or row is None or not self._search.report(number, row):
+        record = self._search.report(number, row) if number is not None and row else None
+        if number is None or row is None or record is None:
             return False
         self._fail_held()
         self._has_reports = True
         self._nodes.note_report(self._find_node(number))
-        record = self._search.record(number)
         for watcher in self._watchers:
             watcher.on_trial_report(record, row)
         # A trial at its last step is complete and fully charged: pruning would only lose it.

@@ -36,6 +36,7 @@ class GaugeWatcher:
     def __init__(self, study: Study, folder: Path) -> None:
         self._study, self._folder = study, folder
         self._epsilon = 0.0
+        self._best: float | None = None
         self._gauges = {
             name: Gauge(name, words, ("sweep", "state") if name == "dpsweep_trials" else ("sweep",))
             for name, words in GAUGES.items()
@@ -60,8 +61,16 @@ class GaugeWatcher:
         """Count a trial that is complete, pruned or failed."""
         self._states[record.number] = record.state
         self._count()
-        if record.state == "complete":
+        if record.state == "complete" and self._may_be_best(record):
             self._set_best()
+            self._best = record.value if record.confirms is None else None
+
+    def _may_be_best(self, record: Record) -> bool:
+        """True unless a better trial ended before: ranking all trials at each end is slow."""
+        if self._best is None or record.value is None or record.confirms is not None:
+            return True
+        sign = self._study.sweep.config.objective.sign
+        return sign * record.value < sign * self._best
 
     def _note_epsilon(self, row: Row | None) -> None:
         if row is not None:

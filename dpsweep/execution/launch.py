@@ -15,7 +15,7 @@ from ray.tune import TuneError
 
 from dpsweep.compat import find_dashboard
 from dpsweep.config.sweep import ResolvedSweep
-from dpsweep.core.errors import DpSweepError, Interrupted, summarize_error
+from dpsweep.core.errors import DpSweepError, Interrupted, StateError, summarize_error
 from dpsweep.core.signals import handle_signals
 from dpsweep.data.read import fingerprint_images, load_dataset
 from dpsweep.execution.changes import check_changes
@@ -41,7 +41,7 @@ from dpsweep.store.lease import Lease
 from dpsweep.store.owner import whoami
 from dpsweep.store.retention import BestWeights
 from dpsweep.store.state_dir import StateFolder, SweepFolder
-from dpsweep.store.statement import sum_with_earlier
+from dpsweep.store.statement import is_ex_post, sum_with_earlier
 from dpsweep.store.storage import choose_study_name
 from dpsweep.store.study import Study, open_study, read_stored_sweep
 from dpsweep.tracking.mlflow import MlflowSink
@@ -178,7 +178,8 @@ def create_session(
             study = Study.create(folder.storage_uri, sweep, folder.id, name=called, owner=owner)
             if sweep.config.learn_from:
                 earlier = open_study(sweep.config.learn_from, state)
-                study.learn_from(earlier, sum_with_earlier(earlier))
+                _check_held_out(state.sweep(sweep.config.learn_from), sweep)
+                study.learn_from(earlier, sum_with_earlier(earlier), ex_post=is_ex_post(earlier))
         except DpSweepError:
             folder.remove()
             raise
@@ -246,10 +247,24 @@ def _make_session(
 
 
 def _check_data(folder: SweepFolder, sweep: ResolvedSweep) -> None:
+    folder.check_data(_fingerprint(folder, sweep))
+
+
+def _check_held_out(earlier: SweepFolder, sweep: ResolvedSweep) -> None:
+    """Raise StateError if an earlier sweep was measured with what this one trains on."""
+    if sweep.written.data.num_held_out and not earlier.has_data(_fingerprint(earlier, sweep)):
+        place = sweep.file.at(("learn_from",))
+        raise StateError(
+            f"{place}: the data are not those of sweep {earlier.name!r}, so other examples were "
+            f"held out there. What it measured without noise would be trained on here, and no "
+            f"epsilon would cover it. Put the former data back, or leave out --from"
+        )
+
+
+def _fingerprint(folder: SweepFolder, sweep: ResolvedSweep) -> str:
     trial = sweep.written
     with sweep.origin.locating():
-        found = fingerprint_images(trial.data, trial.seed, folder.data_key())
-    folder.check_data(found)
+        return fingerprint_images(trial.data, trial.seed, folder.data_key())
 
 
 def _list_nodes() -> list[NodeResources]:

@@ -145,7 +145,6 @@ def make_plan(sweep: ResolvedSweep, at_once: int) -> Plan:
     runs = [b.run for b in budgets]
     repeats = sweep.num_runs - trials
     earlier = sweep.config.learn_from if sweep.config.sampler.learns else None
-    planned = [runs[i % len(runs)] for i in range(sweep.num_runs)]
     return Plan(
         trials=trials,
         repeats=repeats,
@@ -154,7 +153,7 @@ def make_plan(sweep: ResolvedSweep, at_once: int) -> Plan:
         steps=(min(b.steps for b in budgets), max(b.steps for b in budgets)),
         delta=budgets[0].delta,
         trial_words=statement_of_trial(configs[0], budgets[0].epsilon, runs[0].noise_multiplier),
-        search_words=search_statement(compute_search_privacy(sweep, planned, confirming=repeats))
+        search_words=search_statement(compute_search_privacy(sweep, [], ahead=sweep.num_runs))
         + (f" What sweep {earlier} spent adds to it." if earlier else ""),
         seconds=startup
         + mean(p.trial for p in probes) * (trials * _estimate_share_run(sweep) + repeats) / at_once,

@@ -133,9 +133,9 @@ class SecretSearch:
         self._save()
         return replace(record, void=void, dispatched=True)
 
-    def report(self, number: int, row: Row) -> bool:
-        """False: how a trial does is kept in its directory."""
-        return False
+    def report(self, number: int, row: Row) -> None:
+        """None: how a trial does is kept in its directory."""
+        return None
 
     def should_prune(self, number: int) -> bool:
         """False: all trials are alike."""

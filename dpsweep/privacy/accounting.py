@@ -185,18 +185,28 @@ def _epsilons_spent(run: Run, delta: float, after: tuple[int, ...]) -> list[floa
 def _compute_epsilon(run: Run, delta: float) -> list[float]:
     if run.noise_multiplier == 0 or delta <= HIDDEN_A_STEP * run.steps:
         return [math.inf]
-    interval = min(_COARSEST, 1 / math.sqrt(run.steps)) / 2
-    coarse = run.epsilon_on_grid(delta, interval)
+    found = _settle(
+        lambda interval: run.epsilon_on_grid(delta, interval),
+        min(_COARSEST, 1 / math.sqrt(run.steps)) / 2,
+    )
+    if found is None:
+        raise ConfigError(
+            f"privacy: what {run} loses at delta {delta:g} is not found. Write a larger "
+            f"privacy.delta, or fewer train.epochs"
+        )
+    return [found]
+
+
+def _settle(on_grid: Callable[[float], float], interval: float) -> float | None:
+    """Halve a grid until that hardly changes its epsilon; None if the finest grid still does."""
+    coarse = on_grid(interval)
     while interval > _FINEST:
         interval /= 2
-        fine = run.epsilon_on_grid(delta, interval)
+        fine = on_grid(interval)
         if coarse - fine <= _scale_tolerance(GRID_CHANGE, max(fine, LEAST_EPSILON)):
-            return [fine]
+            return fine
         coarse = fine
-    raise ConfigError(
-        f"privacy: what {run} loses at delta {delta:g} is not found. Write a larger privacy.delta, "
-        f"or fewer train.epochs"
-    )
+    return None
 
 
 def calibrate_noise(
@@ -297,9 +307,18 @@ def compose_runs(runs: Iterable[Run], delta: float) -> float:
 def _compute_composed_epsilon(counts: tuple[tuple[Run, int], ...], delta: float) -> list[float]:
     """Epsilon of many kinds of runs, each so many times."""
     num_steps = sum(run.steps * times for run, times in counts)
-    interval = min(1e-3, 0.1 / math.sqrt(num_steps))
-    parts = [compose_alike(run.one_step(interval), run.steps * times) for run, times in counts]
-    return [epsilon_of(reduce(lambda a, b: a.compose(b), parts), delta, num_steps)]
+
+    def on_grid(interval: float) -> float:
+        parts = [compose_alike(run.one_step(interval), run.steps * times) for run, times in counts]
+        return epsilon_of(reduce(lambda a, b: a.compose(b), parts), delta, num_steps)
+
+    found = _settle(on_grid, min(2e-3, 0.2 / math.sqrt(num_steps)))
+    if found is None:
+        raise ConfigError(
+            f"privacy: what {num_steps:,} steps of {len(counts)} kinds lose at delta {delta:g} is "
+            f"not found. Write a larger privacy.delta, or fewer train.epochs"
+        )
+    return [found]
 
 
 def _scale_tolerance(error: float, epsilon: float) -> float:

@@ -39,8 +39,9 @@ def profile_delta(run: Run, epsilon: float) -> float:
 
 @lru_cache(maxsize=64)
 def _profile(run: Run) -> PrivacyLossDistribution:
-    # The rounding error of a step falls with the square of the width, and steps add up.
-    interval = min(1e-3, 0.04 / math.sqrt(run.steps))
+    # A grid of 4 % of the standard deviation of a step's loss, which is about mu / sqrt(T): the
+    # rounding error falls with the square of that share. Not finer than for mu = 0.1.
+    interval = min(1e-3, 0.04 * min(1.0, max(0.1, run.limit_mu)) / math.sqrt(run.steps))
     return compose_alike(run.one_step(interval), run.steps)
 
 

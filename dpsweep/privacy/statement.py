@@ -121,6 +121,7 @@ class SearchSpending:
         warm_start: Sweeps whose results its proposals began from, the newest last, and how many
             trials that one had; None without.
         earlier: (epsilon, delta) of those sweeps together; None if they are not known.
+        earlier_ex_post: True if results chose how many runs those sweeps had.
     """
 
     num_runs: int
@@ -145,6 +146,7 @@ class SearchSpending:
     pruned: bool = False
     warm_start: tuple[tuple[str, ...], int] | None = None
     earlier: tuple[float, float] | None = None
+    earlier_ex_post: bool = False
 
     @property
     def largest(self) -> tuple[float, float]:
@@ -176,8 +178,19 @@ def search_statement(search: SearchSpending) -> str:
             f"figure, and adds to it."
         )
         if search.earlier is not None and not (search.void or math.isinf(search.largest[0])):
-            words.append(f"Together, by basic composition: {_format_guarantee(*search.largest)}.")
+            figure = _format_guarantee(*search.largest)
+            words.append(f"Together, by basic composition: {figure}, {_state_order(search)}.")
     return " ".join(words)
+
+
+def _state_order(search: SearchSpending) -> str:
+    """State under which condition losses of two sweeps add up to one epsilon fixed beforehand."""
+    if search.growth is not None or search.earlier_ex_post:
+        return "ex post, as results chose the number of runs"
+    return (
+        "if epsilon and the number of runs here were chosen before those results were seen, and "
+        "ex post otherwise"
+    )
 
 
 def _state_spending(search: SearchSpending) -> str:

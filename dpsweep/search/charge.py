@@ -1,7 +1,6 @@
 """Privacy that a sweep's trials have spent together."""
 
 import math
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -20,6 +19,9 @@ from dpsweep.privacy.search_budget import (
 )
 from dpsweep.privacy.statement import Growth, SearchSpending
 from dpsweep.search.trial_record import Record
+
+_SAME_NOISE = 5e-3
+"""Noise that two machines calibrate to one budget differs by less, as a share (SHORTFALL)."""
 
 Plans = tuple[tuple[int, int], ...]
 """Runs that were planned, and how many had begun by then: at first, and after each change."""
@@ -204,22 +206,29 @@ def _count_run_kinds(
 ) -> tuple[list[Run], int]:
     """The kinds of runs where schedules do not vary, and how many there may be of each.
 
-    Among `num_runs`, of which `runs` have begun. There is a kind for each budget, and its noise
-    tells it; three digits of that, since another machine may have calibrated it.
+    Among `num_runs`, of which `runs` have begun. There is a kind for each budget, however near two
+    budgets are. A run is of the kind whose noise is nearest, since another machine may have
+    calibrated it; one whose noise is none of theirs is a kind of its own.
     """
-    begun = Counter(_get_run_kind(run) for run in runs)
-    kinds = {_get_run_kind(run): run for run in [*runs, *_list_extreme_runs(sweep)]}
-    return list(kinds.values()), max(-(-num_runs // len(sweep.epsilons)), *begun.values(), 0)
-
-
-def _get_run_kind(run: Run) -> str:
-    return f"{run.noise_multiplier:.3g}"
+    kinds = _list_extreme_runs(sweep)
+    begun = [0] * len(kinds)
+    for run in runs:
+        off = [abs(kind.noise_multiplier - run.noise_multiplier) for kind in kinds]
+        nearest = off.index(min(off))
+        if off[nearest] > _SAME_NOISE * run.noise_multiplier:
+            nearest = len(kinds)
+            kinds, begun = [*kinds, run], [*begun, 0]
+        begun[nearest] += 1
+        if run.noise_multiplier < kinds[nearest].noise_multiplier:  # never less than was spent
+            kinds[nearest] = run
+    return kinds, max(-(-num_runs // len(sweep.epsilons)), *begun)
 
 
 def _is_adaptive(sweep: ResolvedSweep) -> bool:
     """True if what is run depends on results."""
     config = sweep.config
-    return config.sampler.learns or config.pruner.name != "none" or config.confirm is not None
+    learns = config.sampler.learns or config.pruner.name != "none"
+    return learns or config.confirm is not None or sweep.explores
 
 
 def _list_extreme_runs(sweep: ResolvedSweep) -> list[Run]:

@@ -90,6 +90,8 @@ def _get_shared_settings(sweep: ResolvedSweep) -> dict[str, Any]:
         DELTA: trial.delta,
         EPSILON: ", ".join(f"{e:g}" for e in sorted(e or 0 for e in sweep.epsilons)),
         NOISE_MULTIPLIER: trial.privacy.noise_multiplier,
+        # with another seed, examples that choose here without noise were trained on there
+        "seed, which says who is held out": trial.seed if trial.data.num_held_out else None,
     }
 
 

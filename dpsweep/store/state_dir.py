@@ -278,6 +278,14 @@ class SweepFolder:
             write_atomically(place, os.urandom(32))
         return place.read_bytes()
 
+    def has_data(self, fingerprint: str) -> bool:
+        """True if the sweep was launched with these data, or it is not known with which.
+
+        Args:
+            fingerprint: Under the key `data_key`.
+        """
+        return self._read().get("keyed_fingerprint") in (None, fingerprint)
+
     def check_data(self, fingerprint: str) -> None:
         """Note which data the sweep is about, the first time; compare them from then on.
 

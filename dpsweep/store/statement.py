@@ -46,6 +46,12 @@ def sum_with_earlier(study: Study) -> tuple[float, float] | None:
     return spent.largest if spent.warm_start is None or spent.earlier else None
 
 
+def is_ex_post(study: Study) -> bool:
+    """True if results chose how many runs there are, here or in a sweep that this began from."""
+    spent = compute_spending(study, study.num_planned)
+    return spent.growth is not None or spent.earlier_ex_post
+
+
 def compute_spending(study: Study, ahead: int | None = None) -> SearchSpending:
     """Compute the privacy spent by a study's search, and by the sweeps that it began from.
 
@@ -72,4 +78,5 @@ def compute_spending(study: Study, ahead: int | None = None) -> SearchSpending:
         spent,
         warm_start=(tuple(warm["sweeps"]), warm["trials"]),
         earlier=tuple(earlier) if earlier else None,
+        earlier_ex_post=warm.get("ex_post", False),
     )

@@ -273,13 +273,16 @@ class Study:
             raise ConfigError(f"trial {number} of the search is no valid config: {e}") from e
         return self._record(self._add(proposal.trial()))
 
-    def learn_from(self, earlier: "Study", spent: tuple[float, float] | None) -> None:
+    def learn_from(
+        self, earlier: "Study", spent: tuple[float, float] | None, *, ex_post: bool = False
+    ) -> None:
         """Tell the sampler, once and for all, what an earlier sweep found.
 
         Args:
             earlier: The earlier sweep.
             spent: Its epsilon and delta, those of its own earlier sweeps included; None if they are
                 not known.
+            ex_post: True if results chose how many runs there were.
 
         Raises:
             ConfigError: If that was another search.
@@ -293,6 +296,7 @@ class Study:
             "trials": len(records),
             "void": earlier.is_void,
             "spent": spent,
+            "ex_post": ex_post,
         }
         self._study.set_user_attr(_WARM, inherited)  # first: what is used is told of
         self._study.set_user_attr(_TOLD, told)
@@ -411,18 +415,19 @@ class Study:
         return bool(self._study.user_attrs.get(_VOID)) or bool(warm.get("void"))
 
     @retry_if_interrupted
-    def report(self, number: int, row: Row) -> bool:
-        """Store a trial's report. False if the study knows a later one, or that it ended."""
+    def report(self, number: int, row: Row) -> Record | None:
+        """Store a trial's report. None if the study knows a later one, or that it ended."""
         frozen = self._get_frozen_trial(number)
         known = frozen.user_attrs.get("row")
         if frozen.state.is_finished() or (known and row["epoch"] < known["epoch"]):
-            return False
+            return None
+        record = self._record(frozen)
         if known and row["epoch"] == known["epoch"]:  # what was to follow from it may be missing
-            return True
+            return record
         value, trial_id = row[self.sweep.config.objective.metric], self._trial_id(number)
         self._storage.set_trial_intermediate_value(trial_id, int(row["epoch"]), value)
         self._storage.set_trial_user_attr(trial_id, "row", row)
-        return True
+        return replace(record, row=row, value=value)
 
     @retry_if_interrupted
     def should_prune(self, number: int) -> bool:

@@ -5,6 +5,7 @@ import pytest
 from dpsweep.config.sweep import load_sweep
 from dpsweep.core.errors import StateError
 from dpsweep.data.read import fingerprint_images, load_dataset
+from dpsweep.execution.launch import create_session
 from dpsweep.execution.worker import check_same_data
 from dpsweep.store.state_dir import StateFolder
 from dpsweep.training.trial_dir import TrialDir
@@ -108,3 +109,25 @@ def test_a_file_that_is_sorted_anew_while_the_sweep_runs_trains_no_trial(tmp_pat
     load_dataset.cache_clear()  # as in a new worker
     with pytest.raises(StateError, match="data: the files hold other examples, or another order"):
         check_same_data(config, trial_dir)
+
+
+def test_a_warm_start_where_other_examples_were_held_out_is_refused(tmp_path, monkeypatch):
+    """What the earlier sweep measured without noise would be trained on, and no epsilon covers it."""
+    monkeypatch.setenv("DPSWEEP_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr("dpsweep.execution.launch._list_nodes", lambda: [{"CPU": 2.0}])
+    rows = [f"{i},{i % 2}\n" for i in range(40)]
+    (tmp_path / "rows.csv").write_text("x,y\n" + "".join(rows))
+    (tmp_path / "own.yaml").write_text(TABLE.format(folder=tmp_path))
+    state = StateFolder(tmp_path / "state")
+    with create_session(load_sweep(tmp_path / "own.yaml"), state, None):
+        pass
+    again = ["learn_from=own", "sampler.name=tpe"]
+    with create_session(load_sweep(tmp_path / "own.yaml", ["name=same", *again]), state, None):
+        pass
+    (tmp_path / "rows.csv").write_text("x,y\n" + "".join(rows[::-1]))
+    load_dataset.cache_clear()
+    other = load_sweep(tmp_path / "own.yaml", ["name=other", *again])
+    message = "learn_from: the data are not those of sweep 'own', so other examples were held out"
+    with pytest.raises(StateError, match=message), create_session(other, state, None):
+        pass
+    assert not state.sweep("other").path.exists()

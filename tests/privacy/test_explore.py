@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 from dp_accounting import dp_event, rdp
+from scipy import stats
 
 from dpsweep.privacy.accounting import Run, calibrate_noise, compose_runs
 from dpsweep.privacy.renyi import compute_divergences, epsilon_at
@@ -91,3 +92,20 @@ def test_runs_of_lengths_that_results_choose_keep_the_budget_at_one_order():
 def test_share_of_the_divergence_is_what_exploring_gets_where_lengths_vary():
     (trial,), (final,) = VARIED.cap.limits, VARIED.final_cap.limits
     assert 12 * trial / (12 * trial + final) == pytest.approx(0.05)
+
+
+@pytest.mark.parametrize("share", [0.05, 0.3])
+def test_little_epsilon_is_used_up(share):
+    """One grid for all epsilons left up to half of 0.1 unused; here the exact delta is known."""
+    steps, num, epsilon, delta = 20_000, 50, 0.1, 1e-7
+    exploring, final = explore_noise(epsilon, delta, (steps, 1.0), num, share)
+    mu = math.sqrt(num * steps / exploring**2 + steps / final**2)
+    tail = epsilon + stats.norm.logcdf(-mu / 2 - epsilon / mu)
+    exact = stats.norm.cdf(mu / 2 - epsilon / mu) - math.exp(tail)
+    assert 0.9 * delta < exact <= delta
+
+
+def test_runs_at_little_epsilon_and_two_noise_levels_are_composed_closely():
+    _, final = explore_noise(0.1, DELTA, SCHEDULE, NUM, 0.05)
+    own = Run(RATE, final, STEPS).epsilon(DELTA)
+    assert 0.095 < own < 0.1

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy import integrate, stats
 
-from dpsweep.privacy.accounting import Run
+from dpsweep.privacy.accounting import Run, calibrate_noise
 from dpsweep.privacy.profiles import ProfileCap, profile_delta
 from dpsweep.privacy.renyi import Cap
 from dpsweep.privacy.search_budget import find_selection_cap, selection_epsilon, total_epsilon
@@ -111,3 +111,9 @@ def test_one_run_alone_costs_what_it_costs_and_no_noise_costs_everything():
     )
     assert ProfileCap.over([Run(0.02, 0.0, 10)], 5, DELTA).epsilon == math.inf
     assert find_selection_cap([Run(0.02, 0.0, 10)], 5, DELTA)[0] == math.inf
+
+
+def test_selection_at_little_epsilon_is_counted_on_a_grid_of_its_own():
+    """On the grid of epsilon 1 the best of 30 runs of epsilon 0.1 cost 0.238."""
+    run, _ = calibrate_noise(0.1, DELTA, 0.02, 2500)
+    assert ProfileCap.over([run], 30, DELTA).epsilon == pytest.approx(0.2122, abs=5e-4)

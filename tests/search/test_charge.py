@@ -9,6 +9,7 @@ import pytest
 from dpsweep.config.plan import plan_privacy
 from dpsweep.config.sweep import load_sweep
 from dpsweep.core.errors import ConfigError
+from dpsweep.execution.preflight import make_plan
 from dpsweep.privacy.accounting import Run, calibrate_noise, compose_runs
 from dpsweep.privacy.search_budget import selection_epsilon
 from dpsweep.privacy.statement import format_delta, format_epsilon, search_statement
@@ -263,3 +264,31 @@ def test_a_number_of_runs_that_results_choose_keeps_the_ex_post_guarantee_and_no
 
     assert beyond([g.epsilon for g in grown]) < 2 * delta + 0.001
     assert beyond(naive) > 2 * delta + 0.001
+
+
+@pytest.mark.parametrize("budgets", [[8, 8.01], [4, 4.005]])
+def test_budgets_that_lie_close_are_counted_apart(sweep_file, budgets):
+    """Noise in three digits told them apart: half of the runs were counted."""
+    sweep = load_sweep(
+        sweep_file, [TPE, "budget.trials=20", f"privacy.epsilon={{each: {budgets}}}"]
+    )
+    runs = planned(sweep)
+    whole = compose_runs([run for run in runs[:2] for _ in range(10)], sweep.written.delta)
+    assert compute_search_privacy(sweep, [], ahead=20).epsilon == pytest.approx(whole, rel=0.01)
+    cut_short = compute_search_privacy(sweep, runs[:12])
+    assert cut_short.largest[0] == pytest.approx(whole, rel=0.01)
+
+
+def test_a_run_that_another_machine_calibrated_is_of_its_budget(sweep_file):
+    sweep = load_sweep(sweep_file, [TPE, "budget.trials=4", "privacy.epsilon={each: [1, 8]}"])
+    dear = min(planned(sweep, 8), key=lambda run: run.noise_multiplier)
+    near = replace(dear, noise_multiplier=0.999 * dear.noise_multiplier)
+    whole = compute_search_privacy(sweep, [], ahead=4).epsilon
+    assert whole < compute_search_privacy(sweep, [near], ahead=4).epsilon < 1.01 * whole
+
+
+def test_a_plan_counts_the_runs_of_each_budget(sweep_file):
+    """It took the first corners of the space: 1.46 for a run at 1 and one at 8."""
+    sweep = load_sweep(sweep_file, [TPE, "budget.trials=2", "privacy.epsilon={each: [1, 8]}"])
+    (found,) = figures(make_plan(sweep, 1).search_words)
+    assert found >= 8

@@ -9,7 +9,7 @@ from dpsweep.core.errors import ConfigError
 from dpsweep.execution.preflight import make_plan
 from dpsweep.results.export import origin_of
 from dpsweep.search.warm_start import collect_earlier_trials, make_history
-from dpsweep.store.statement import format_headline, sum_with_earlier
+from dpsweep.store.statement import format_headline, is_ex_post, sum_with_earlier
 from dpsweep.store.study import Study
 
 TPE = "sampler={name: tpe, startup_trials: 4}"
@@ -34,7 +34,7 @@ def earlier(sweep_file, search):
 
 def created(sweep, earlier, tmp_path, name):
     study = Study.create(f"sqlite:///{tmp_path}/{name}.db", sweep)
-    study.learn_from(earlier, sum_with_earlier(earlier))
+    study.learn_from(earlier, sum_with_earlier(earlier), ex_post=is_ex_post(earlier))
     return study
 
 
@@ -72,7 +72,7 @@ def test_a_resumed_search_knows_them_when_the_earlier_sweep_is_gone(sweep_file, 
 def test_the_statement_says_that_the_earlier_cost_adds_up(sweep_file, earlier, tmp_path):
     study = created(load(sweep_file), earlier, tmp_path, "new")
     spent = [*sum_with_earlier(earlier)]
-    known = {"sweeps": ["old"], "trials": 13, "void": False, "spent": spent}
+    known = {"sweeps": ["old"], "trials": 13, "void": False, "spent": spent, "ex_post": False}
     assert study.warm_start == known
     words = origin_of(study).search_words
     assert "began from the results of sweep old on the same data (13 trials in the last)" in words
@@ -101,7 +101,10 @@ def test_the_first_figure_of_a_warm_started_search_counts_the_earlier_sweeps(
     assert deltas == pytest.approx([deltas[0], 2 * deltas[0], 3 * deltas[0]], rel=0.1)
     words = origin_of(studies[2]).search_words
     assert "results of sweep second, before it first" in words
-    assert f"Together, by basic composition: (12.00, {format_headline(studies[2])[1]})-DP." in words
+    delta = format_headline(studies[2])[1]
+    assert (
+        f"Together, by basic composition: (12.00, {delta})-DP, if epsilon and the number" in words
+    )
     study = studies[1]._study  # as an earlier version noted it, which kept no figure
     study.set_user_attr("warm_start", {**studies[1].warm_start, "spent": None})
     assert sum_with_earlier(studies[1]) is None
@@ -158,3 +161,36 @@ def test_what_a_void_sweep_found_voids_the_sweep_that_learned_it(sweep_file, ear
     study = created(load(sweep_file), earlier, tmp_path, "new")
     assert study.is_void
     assert "VOID" in origin_of(study).search_words
+
+
+def test_another_seed_would_train_on_what_was_measured_where_examples_are_held_out(
+    sweep_file, search
+):
+    """130 of 144 examples that a holdout of seed 0 measured are trained on with seed 1."""
+    holdout = "data.validation=holdout"
+    old = search(load(sweep_file, "name=old", holdout), 2, kappa, name="old")
+    other = load(sweep_file, holdout, "seed=1")
+    with pytest.raises(ConfigError, match="another seed, which says who is held out: 0, and here"):
+        collect_earlier_trials(other, old.sweep, old.records())
+    assert len(collect_earlier_trials(load(sweep_file, holdout), old.sweep, old.records())) == 2
+
+
+def test_a_warm_start_from_a_search_that_grew_is_ex_post_and_so_is_what_begins_from_it(
+    sweep_file, search, tmp_path
+):
+    def open_grown(num):
+        return Study.open(
+            f"sqlite:///{tmp_path}/grown.db", load(sweep_file, "name=grown", f"budget.trials={num}")
+        )
+
+    grown = search(load(sweep_file, "name=grown", "budget.trials=2"), 0, kappa, name="grown")
+    grown.dispatch(grown.ask(), void=False)
+    assert not is_ex_post(grown)
+    grown = open_grown(3)
+    grown.note_plan()
+    assert is_ex_post(grown)
+    second = created(load(sweep_file), grown, tmp_path, "second")
+    second.dispatch(second.ask(), void=False)
+    words = origin_of(second).search_words
+    assert "-DP, ex post, as results chose the number of runs." in words
+    assert is_ex_post(second)
