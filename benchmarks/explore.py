@@ -1,4 +1,4 @@
-"""Ways to spend one epsilon on a search, over hundreds of whole searches of a linear model.
+"""Ways to spend one epsilon on a search, over many whole searches of a linear model.
 
     python benchmarks/explore.py --sweeps 40
     python benchmarks/explore.py --steps sgd      # best step at each noise level; or adam, adambc

@@ -49,7 +49,7 @@ class BudgetConfig(Strict):
                     "is given beside explore, which says how many trials explore. Delete "
                     "one of the two",
                 )
-            case {"explore": {"trials": trials}}:
+            case {"explore": {"trials": int(trials)}} if trials > 0:  # else explore says why not
                 return {**data, "trials": trials}
         return data
 

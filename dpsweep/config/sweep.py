@@ -37,7 +37,7 @@ from dpsweep.config.search import (
 )
 from dpsweep.config.source import KeyPath, Source, Tree, read_yaml, validate_source, with_overrides
 from dpsweep.config.space.conditions import Condition, check_condition_keys, read_conditions
-from dpsweep.config.space.defaults import DEFAULT, names_a_default, with_default_spaces
+from dpsweep.config.space.defaults import DEFAULT, NARROW, names_a_default, with_default_spaces
 from dpsweep.config.space.domains import BRANCHING, DOMAIN_SCHEMAS, Choice, Space
 from dpsweep.config.space.run_lengths import find_schedule_extremes, schedules_may_vary
 from dpsweep.config.space.searched import EPSILON_PATH, FIXED, read_varied_keys
@@ -553,6 +553,11 @@ def resolve_sweep(file: Source, base: Source) -> ResolvedSweep:
 
 
 def _resolve(config: SweepConfig, file: Source, base: Source) -> ResolvedSweep:
+    if config.space == NARROW and not names_a_default(config.search):
+        raise ConfigError(
+            f"{file.at(('space',))}: narrow is a size of default spaces, and the search names "
+            f"none. Write search: {{method: default}}, or delete it"
+        )
     file = with_default_spaces(file, base)
     varied = read_varied_keys(file, base, config.search)
     conditions = read_conditions(file, config.where)

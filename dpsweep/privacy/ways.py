@@ -40,16 +40,22 @@ class Ways:
 
     @property
     def advice(self) -> str:
-        """Recommend a way for the number of trials, in a sentence."""
+        """Recommend a way for the number of trials, in a sentence or two."""
         if self.num_trials <= FEW_RUNS:
             return (
                 f"For {self.num_trials} trials equal shares do well; explore-then-train pays from "
                 f"{FEW_RUNS + 1} on."
             )
-        return (
+        words = (
             f"For {self.num_trials} trials explore-then-train suits best: budget: {{explore: "
             f"{{trials: {self.num_trials}, share: {self.share:g}}}}} under privacy.scope: sweep."
         )
+        if self.explore[0] < max(self.equal[0], self.selection[0]):
+            words += (
+                " At some batch sizes or lengths another way leaves more: fix train.batch_size and "
+                "train.epochs, for which explore-then-train is counted more closely."
+            )
+        return words
 
 
 def ways_to_spend(

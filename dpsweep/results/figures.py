@@ -28,7 +28,7 @@ from dpsweep.results.plots.outcome import (
     tradeoff,
 )
 from dpsweep.results.plots.search import history, importance, parallel, rank, slices, timeline
-from dpsweep.search.ranking import LEAST_TRIALS, surrogates
+from dpsweep.search.ranking import LEAST_TRIALS, as_searched, surrogates
 from dpsweep.search.trial_record import Record
 from dpsweep.store.state_dir import SweepFolder
 from dpsweep.store.study import Study
@@ -44,8 +44,8 @@ _WIDTH, _SCALE = 900, 2
 _OFF = "DPSWEEP_PICTURES"
 
 CAPTIONS = {
-    "posterior": "What a config is worth as the total step (learning rate x clip norm x steps; "
-    "else the most decisive key) varies and all other keys stay as in the chosen trial: mean and "
+    "posterior": "What a config is worth as the total step r (else the most decisive key) "
+    "varies and all other keys stay as in the chosen trial: mean and "
     "95 % band of the Gaussian process that chooses. A trial away from the line has other values "
     "of other keys, or chance.",
     "history": "Every trial in the order it was asked for, and the best so far.",
@@ -128,7 +128,10 @@ def figures(study: Study, folder: SweepFolder | None = None) -> dict[str, go.Fig
     processes = surrogates(study.sweep, done, LEAST_TRIALS)
     if chosen := next((r for r in best if r.epsilon in processes), None):
         made["posterior"] = posterior(
-            processes[chosen.epsilon], chosen, objective, confirmed.get(chosen.number)
+            processes[chosen.epsilon],
+            as_searched(study.sweep, chosen),
+            objective,
+            confirmed.get(chosen.number),
         )
     if folder and (found := read_confusion(study, folder)):
         made["confusion"] = confusion(found)

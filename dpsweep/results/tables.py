@@ -1,12 +1,20 @@
 """Tables of trials and sweeps, for people and (as rows) for programs."""
 
+import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 from rich.table import Table
 from rich.text import Text
 
-from dpsweep.config.keys import BATCH_SIZE, CLIP_NORM, EPSILON, METHOD_NAME
+from dpsweep.config.keys import (
+    BATCH_SIZE,
+    CLIP_NORM,
+    EPSILON,
+    LEARNING_RATE,
+    METHOD_NAME,
+    TOTAL_STEP,
+)
 from dpsweep.privacy.statement import format_epsilon
 from dpsweep.results.rich_table import plain_table
 from dpsweep.search.confirmation import Confirmation
@@ -37,6 +45,8 @@ def trial_table(records: list[Record], title: str, *, show_state: bool = True) -
     )
     void = " (void: fixed test secret, no privacy)" if any(r.void for r in records) else ""
     legend = ", ".join(f"{letter} {name}" for letter, name in named.items())
+    if steps := sorted({heading(key) for record in records for key in _fitted_keys(record)}):
+        legend += f"; {' and '.join(steps)} as the final run has it: exploring trials have less"
     together = len(hyperparams) > _MOST_COLUMNS
     headings = [] if together else [heading(name) for name in hyperparams]
     metric, *others = [*list_metrics(records), "loss"]
@@ -70,6 +80,14 @@ def trial_table(records: list[Record], title: str, *, show_state: bool = True) -
             *([_state(record)] if show_state else []),
         )
     return table
+
+
+def _fitted_keys(record: Record) -> list[str]:
+    """List the searched keys of an exploring trial that are fitted to its noise."""
+    config = record.config
+    own = {LEARNING_RATE: config.learning_rate, TOTAL_STEP: config.total_step}
+    searched = {key: record.hyperparams[key] for key in own if key in record.hyperparams}
+    return [key for key, value in searched.items() if not math.isclose(value, own[key])]
 
 
 def _state(record: Record) -> str:

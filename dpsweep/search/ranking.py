@@ -56,16 +56,27 @@ def surrogates(
     """A process for each epsilon with `least` complete trials of the search or more.
 
     Trials at one epsilon say little about another. None where nothing that is searched varied.
+    Of exploring trials the process sees the step that was searched (`as_searched`).
     """
     groups: dict[float | None, list[Record]] = {}
     for record in records:
         if record.state == "complete" and record.confirms is None and record.value is not None:
-            groups.setdefault(record.epsilon, []).append(record)
+            groups.setdefault(record.epsilon, []).append(as_searched(sweep, record))
     return {
         epsilon: Surrogate(sweep.space, group, sweep.config.objective.sign)
         for epsilon, group in groups.items()
         if len(group) >= least and searched_features(sweep.space, group)
     }
+
+
+def as_searched(sweep: ResolvedSweep, record: Record) -> Record:
+    """A record with the config that was searched: of an exploring trial, the final run's.
+
+    Its own step is smaller, as its noise is larger.
+    """
+    if not sweep.explores or record.final:
+        return record
+    return replace(record, config=sweep.final(record.config))
 
 
 def expected_values(sweep: ResolvedSweep, records: Sequence[Record]) -> dict[int, float]:

@@ -79,13 +79,15 @@ def test_quickstart_finds_a_good_config_and_exports_it(tmp_path, dpsweep, verb):
     few = ("--set", "budget.explore.trials=3")
     shown = dpsweep("launch", ROOT / "sweeps/quickstart.yaml", *few)
     assert "[4/4]" in shown
-    assert re.search(r"ε 3\.\d+ trial 3 alone, ε 4\.00 the whole search", shown)
+    sentence = r"The best model for one epsilon, the search included: ε 4\.00 \(δ 3\.4e-04\)\. "
+    assert re.search(sentence + r"Trial 3 alone: ε 3\.\d+", shown)
     assert "Browse the trials in MLflow:" in shown
     best = json.loads(verb("best", "quickstart", "--top", "1", "--json"))[0]
     # 360 test images: a binomial standard deviation of 0.015 around the 0.93 to 0.95 that is usual
     assert best["valid/accuracy"] > 0.87
     assert 3.7 < best["privacy/epsilon_spent"] < 4
     assert best["trial"] == 3, "the final run"
+    assert "is that of the final run, trained once" in best["choice"]
     exported = load_trial(read_yaml(tmp_path / "best.yaml"))
     assert exported.method.kappa == best["hyperparams"]["method.kappa"]
     runs, _ = tracked_runs(f"sqlite:///{tmp_path}/.dpsweep/mlflow.db", "quickstart")

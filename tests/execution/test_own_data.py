@@ -112,7 +112,7 @@ def test_a_file_that_is_sorted_anew_while_the_sweep_runs_trains_no_trial(tmp_pat
 
 
 def test_a_warm_start_where_other_examples_were_held_out_is_refused(tmp_path, monkeypatch):
-    """What the earlier sweep measured without noise would be trained on, and no epsilon covers it."""
+    """What the earlier sweep measured without noise would be trained on."""
     monkeypatch.setenv("DPSWEEP_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr("dpsweep.execution.launch._list_nodes", lambda: [{"CPU": 2.0}])
     rows = [f"{i},{i % 2}\n" for i in range(40)]

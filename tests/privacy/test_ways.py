@@ -29,6 +29,10 @@ def test_the_way_that_leaves_most_is_advised_where_trials_are_many():
         many.advice
     )
     assert "For 2 trials equal shares do well" in few.advice
+    varied = ways_to_spend(4.0, 3.4e-4, ((5, 0.356), (179, 0.0111)), 3, vary=True)
+    assert varied.explore[0] < varied.selection[0], "by Renyi, which is looser"
+    assert "another way leaves more: fix train.batch_size" in varied.advice
+    assert "another way" not in many.advice
 
 
 SHARED = "privacy.scope=sweep"

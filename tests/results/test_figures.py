@@ -59,7 +59,7 @@ def test_the_posterior_shows_the_total_step_with_all_trials_and_the_chosen_one(s
     drawn = figures(study)
     assert next(iter(drawn)) == "posterior"
     made, best = drawn["posterior"], study.best()[0]
-    assert made.layout.xaxis.title.text == "total_step, lr x clip norm x steps"
+    assert made.layout.xaxis.title.text == "total_step, how far the weights may travel"
     line, trials = trace(made, "posterior mean"), trace(made, "trials")
     steps = [math.log10(r.config.total_step) for r in study.best()]
     assert (line.x[0], line.x[-1]) == pytest.approx((min(steps), max(steps)))

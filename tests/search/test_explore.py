@@ -13,9 +13,12 @@ from dpsweep.privacy.accounting import compose_runs
 from dpsweep.privacy.statement import format_epsilon
 from dpsweep.results.best_trials import list_best_by_budget
 from dpsweep.results.export import origin_of, to_yaml
+from dpsweep.results.figures import figures
 from dpsweep.results.groups import groups_of
 from dpsweep.results.page import page
+from dpsweep.results.tables import trial_table
 from dpsweep.search.charge import get_charged_run, make_ledger_entry
+from dpsweep.search.ranking import surrogates
 from dpsweep.store.study import Study
 
 SHARED, EXPLORE = "privacy.scope=sweep", "budget={explore: {trials: 4, share: 0.1}}"
@@ -75,6 +78,26 @@ def test_the_final_run_has_the_chosen_config_its_own_noise_and_a_step_that_fits_
     assert final.config.model_dump(exclude=same) == chosen.config.model_dump(exclude=same)
     assert load_trial(parse_yaml(dump_trial(final.config), "x")) == final.config
     assert plan_privacy(final.config).epsilon > 3.5
+
+
+def test_tables_and_the_posterior_show_the_step_that_was_searched(uri, load):
+    """A table said 397 and the curve beside it 63: the final run's step and the trial's own."""
+    explore = "budget={explore: {trials: 12, share: 0.1}}"
+    study = Study.create(
+        uri, load("search={optimizer.total_step: {log_uniform: [40, 4000]}}", explore)
+    )
+    run_all(study, *(0.5 + number / 100 for number in range(13)))
+    study.store_choice()
+    records = [r for r in study.records() if not r.final]
+    searched = [r.hyperparams["optimizer.total_step"] for r in records]
+    assert all(r.config.total_step < 0.5 * r.hyperparams["optimizer.total_step"] for r in records)
+    (process,) = surrogates(study.sweep, records, 12).values()
+    assert [r.config.total_step for r in process.records] == pytest.approx(searched)
+    marks = [t for t in figures(study)["posterior"].data if (t.name or "").startswith("trials")]
+    assert sorted(10**x for x in marks[0].x) == pytest.approx(sorted(searched))
+    assert "total_step as the final run has it" in trial_table(records, "").caption
+    final = [r for r in study.records() if r.final]
+    assert "as the final run" not in trial_table(final, "").caption
 
 
 def test_methods_are_compared_by_exploring_trials_where_one_of_them_has_the_final_run(uri, load):

@@ -44,8 +44,8 @@ def plan(file: Path, settings: list[str], as_json: bool) -> None:
         finals = [sweep.search_budget.noise(schedule, final=True) for schedule in sweep.schedules]
         final = format_range((min(finals), max(finals)), ".3f")
         console().print(
-            f"final run  noise {final}, with nearly all of ε; the trials' is larger, and their "
-            f"step smaller in the same ratio"
+            f"final run  noise {final}, with nearly all of ε; the trials' is larger, and with sgd "
+            f"their step smaller in the same ratio"
         )
     if len(made.epsilons) > 1:
         console().print(f"budgets    ε {format_budgets(made.epsilons)} in turn")

@@ -33,7 +33,7 @@ from dpsweep.search.confirmation import summarize_repeats
 from dpsweep.search.trial_record import Record
 from dpsweep.store.lease import LeaseHolder
 from dpsweep.store.state_dir import StateFolder, SweepFolder
-from dpsweep.store.statement import describe_search_privacy, format_headline
+from dpsweep.store.statement import compute_spending, describe_search_privacy, format_headline
 from dpsweep.store.storage import resolve_moved_uri
 from dpsweep.store.study import Study, open_study
 from dpsweep.tracking.server import build_server_command, build_server_environment
@@ -102,8 +102,12 @@ def best(
     """Print the best trials and their privacy."""
     study = open_study(name, StateFolder.at(state_folder), resolve_moved_uri(storage))
     records = choose_trials(study, top)
+    origin = origin_of(study)
     if as_json:
-        print(json.dumps([trial_row(record) for record in records], indent=2))
+        rows = [trial_row(record) for record in records]
+        if rows:
+            rows[0]["choice"] = origin.describe_selection_bias(records[0])
+        print(json.dumps(rows, indent=2))
         return
     if not records:
         raise make_no_result_error(study, name)
@@ -111,7 +115,6 @@ def best(
     for table in make_summary_tables(study):
         console().print(table)
     print_comparison(console(), compare_methods(study))
-    origin = origin_of(study)
     say(f"Trial {records[0].number}: {origin.describe_selection_bias(records[0])}")
     print_privacy(study, records[0], origin.search_words, name, console())
 
@@ -128,10 +131,16 @@ def print_privacy(study: Study, record: Record, words: str, called: str, out: Co
     whole, delta = format_headline(study)
     epsilon = record.epsilon or get_charged_run(record).epsilon(record.config.delta)
     alone = NO_EPSILON if record.void else format_epsilon(epsilon)
-    out.print(
-        f"[bold]ε {alone}[/bold] trial {record.number} alone, [bold]ε {whole}[/bold] the whole "
-        f"search (δ {delta})"
-    )
+    if study.sweep.search_budget and compute_spending(study).shared:
+        out.print(
+            f"[bold]The best model for one epsilon, the search included: ε {whole}[/bold] "
+            f"(δ {delta}). Trial {record.number} alone: ε {alone}"
+        )
+    else:
+        out.print(
+            f"[bold]ε {alone}[/bold] trial {record.number} alone, [bold]ε {whole}[/bold] the whole "
+            f"search (δ {delta})"
+        )
     out.print(describe_trial_privacy(record), markup=False)
     grew, learned = len(study.plans) > 1, study.warm_start is not None
     winner_alone = not disclosure_of(study.sweep).tells_trials

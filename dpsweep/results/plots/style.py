@@ -48,7 +48,7 @@ _DESCRIPTIONS = {
     "method.keep_circulant": "share kept, circulant layers",
     "method.filter": "low-pass filter",
     LEARNING_RATE: "learning rate",
-    TOTAL_STEP: "lr x clip norm x steps",
+    TOTAL_STEP: "how far the weights may travel",
     FLOOR: "floor of the variance",
     BATCH_SIZE: "batch size (examples)",
     EPOCHS: "passes over the data",
