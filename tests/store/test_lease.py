@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -137,7 +138,7 @@ def test_who_waits_succeeds_a_driver_elsewhere_once_it_is_silent(tmp_path, drive
     assert find_lease_holder(tmp_path, PACE).pid == driver.pid, "it was alive all the time"
     driver.end()
     caplog.clear()
-    with hold_lease(tmp_path, PACE, 60) as mine:
+    with hold_lease(tmp_path, replace(PACE, silent_seconds=3.0), 60) as mine:
         assert f"taken over from process {driver.pid} on" in mine.taken_over
     (said,) = caplog.messages
     assert said.endswith("Waiting for it, up to 60 s")

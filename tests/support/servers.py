@@ -11,6 +11,8 @@ from pathlib import Path
 
 from waiting import CEILING_SECONDS, wait_for
 
+_ORDERLY_SECONDS = 5.0
+
 
 def free_port() -> int:
     """A port that nobody listens on."""
@@ -50,7 +52,11 @@ def end_group(server: subprocess.Popen) -> None:
     """End a process that leads a session, and all of it."""
     if server.poll() is None:
         os.killpg(server.pid, signal.SIGTERM)
-        server.wait(CEILING_SECONDS)
+        try:
+            server.wait(_ORDERLY_SECONDS)
+        except subprocess.TimeoutExpired:  # a raylet looks for its dead head for a minute
+            os.killpg(server.pid, signal.SIGKILL)
+            server.wait(CEILING_SECONDS)
 
 
 def command_lines() -> Iterator[str]:

@@ -21,10 +21,16 @@ from rich.markup import escape
 from dpsweep.cli.say import console, say
 from dpsweep.core.errors import ConnectionRefused, DpSweepError, StateError
 from dpsweep.privacy.statement import NO_EPSILON, format_epsilon
-from dpsweep.results.best_trials import choose_trials, make_no_result_error, make_summary_tables
+from dpsweep.results.best_trials import (
+    choice_words,
+    choose_trials,
+    make_no_result_error,
+    make_summary_tables,
+)
 from dpsweep.results.compare import compare_methods
 from dpsweep.results.comparison import print_comparison
 from dpsweep.results.disclosure import disclosure_of
+from dpsweep.results.edges import edge_warnings
 from dpsweep.results.export import origin_of
 from dpsweep.results.rich_table import plain_table
 from dpsweep.results.tables import format_budgets, num_trials_and_repeats, trial_row, trial_table
@@ -102,11 +108,11 @@ def best(
     """Print the best trials and their privacy."""
     study = open_study(name, StateFolder.at(state_folder), resolve_moved_uri(storage))
     records = choose_trials(study, top)
-    origin = origin_of(study)
     if as_json:
         rows = [trial_row(record) for record in records]
         if rows:
-            rows[0]["choice"] = origin.describe_selection_bias(records[0])
+            rows[0]["choice"] = choice_words(study).get(records[0].epsilon, "")
+            rows[0]["edges"] = edge_warnings(study.sweep, records[0])
         print(json.dumps(rows, indent=2))
         return
     if not records:
@@ -115,6 +121,7 @@ def best(
     for table in make_summary_tables(study):
         console().print(table)
     print_comparison(console(), compare_methods(study))
+    origin = origin_of(study)
     say(f"Trial {records[0].number}: {origin.describe_selection_bias(records[0])}")
     print_privacy(study, records[0], origin.search_words, name, console())
 
