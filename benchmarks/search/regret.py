@@ -35,6 +35,8 @@ from numpy.typing import NDArray
 from optuna.trial import TrialState
 from tables import STEP, Table, Tree, read_table
 
+from dpsweep.config.keys import EPSILON
+from dpsweep.config.plan import plan_privacy
 from dpsweep.config.source import Source, with_value
 from dpsweep.config.space.conditions import get_scalar
 from dpsweep.config.space.domains import Choice, Range
@@ -98,7 +100,9 @@ class World:
         """The config's place in the table; what lies outside is at its edge."""
         found = []
         for key, nodes in zip(self.table.spec.axes, self._places, strict=True):
-            place = float(self._scaled(key, np.array(float(get_scalar(config, key)))))  # type: ignore[arg-type]
+            # an exploring trial has noise in place of an epsilon
+            value = plan_privacy(config).epsilon if key == EPSILON else get_scalar(config, key)
+            place = float(self._scaled(key, np.array(float(value))))  # type: ignore[arg-type]
             found.append(min(max(place, nodes[0]), nodes[-1]))
         return np.array(found)
 
@@ -108,8 +112,11 @@ class World:
 
     @cached_property
     def best(self) -> float:
-        """The largest of it."""
-        nodes = np.stack(np.meshgrid(*self._places, indexing="ij"), -1)
+        """The largest of it, at the epsilon of the table's base config."""
+        places = dict(zip(self.table.spec.axes, self._places, strict=True))
+        if EPSILON in places:
+            places[EPSILON] = np.log2([self.table.spec.base["privacy"]["epsilon"]])
+        nodes = np.stack(np.meshgrid(*places.values(), indexing="ij"), -1)
         return 101 - math.exp(float(self._smooth(nodes).min()))
 
     def observe(self, config: TrialConfig, rng: np.random.Generator) -> float:

@@ -103,7 +103,7 @@ SPECS = {
     ),
     "digits_epsilon": Spec(
         _digits({"name": "dp_sgd"}, LINEAR, 30.0),
-        {STEP: octaves(40, 8), "privacy.epsilon": [0.25, 0.5, 1.0, 2.0, 4.0, 8.0]},
+        {STEP: octaves(1.25, 13), "privacy.epsilon": [0.125, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0]},
         repeats=5,
     ),
     "digits_cnn": Spec(
@@ -127,7 +127,7 @@ SPECS = {
         repeats=3,
     ),
     "digits_innerouter": Spec(
-        _digits({"name": "innerouter"}, LINEAR, 30.0),
+        _digits({"name": "innerouter", "decay": 0.9}, LINEAR, 30.0),
         {
             STEP: octaves(80, 7),
             "privacy.clip_norm": [0.1, 1.0],

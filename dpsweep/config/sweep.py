@@ -105,7 +105,7 @@ class SweepConfig(Strict):
     """Rule that chooses the best config: posterior, the mean of a Gaussian process over all trials,
     which averages their noise, where an epsilon has 12 complete trials. With fewer, as observed,
     but the first trial of a default space keeps its place unless another is ahead by more than
-    half a standard error of its accuracy. observed, each trial's own result. After two objectives
+    a standard error of its accuracy. observed, each trial's own result. After two objectives
     and by private selection: observed."""
 
     pruner: PrunerConfig = PrunerConfig()

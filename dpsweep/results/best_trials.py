@@ -132,7 +132,7 @@ def _choice(study: Study, complete: list[Record]) -> str:
         best = max(record.value or 0.0 for record in complete)
         return (
             f"Trial {kept.number}, the default, keeps its place: the best result of {num} is ahead "
-            f"by {best - (kept.value or 0.0):.4f}, and {kept.margin:.4f} is half a standard error "
+            f"by {best - (kept.value or 0.0):.4f}, and {kept.margin:.4f} is a standard error "
             f"(choose: posterior)."
         )
     if study.sweep.config.choose == "observed":

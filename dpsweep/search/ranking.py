@@ -2,7 +2,7 @@
 
 With few trials the best of them is best by chance as much as by its config, and a default that
 does well without a search is the safer choice: it keeps its place unless another trial is clearly
-better. That is the one-standard-error rule (Breiman et al. 1984, section 3.4.3) with half of one.
+better. That is the one-standard-error rule (Breiman et al. 1984, section 3.4.3).
 All of it is post-processing of results that have been charged.
 """
 
@@ -17,10 +17,6 @@ from dpsweep.search.trial_record import Record
 
 LEAST_TRIALS = 12
 """Complete trials of one epsilon from which on the posterior chooses better than results do."""
-
-_CLEAR = 0.5
-"""Standard errors of the default's accuracy by which another trial must be ahead of it. A whole
-one, as the rule's name says, would more often keep a default that does not suit the problem."""
 
 _ACCURACY = "valid/accuracy"
 
@@ -90,7 +86,7 @@ def expected_values(sweep: ResolvedSweep, records: Sequence[Record]) -> dict[int
 
 
 def find_margin(sweep: ResolvedSweep, records: Sequence[Record]) -> float | None:
-    """Half a standard error of the default's accuracy, where the default is to keep its place.
+    """A standard error of the default's accuracy, where the default is to keep its place.
 
     sqrt(p (1 - p) / n) over n examples. The default is the first trial of a default space, of one
     method and epsilon; it keeps its place where trials are too few for a posterior, and none is
@@ -104,7 +100,7 @@ def find_margin(sweep: ResolvedSweep, records: Sequence[Record]) -> float | None
     if default is None or len(values) >= LEAST_TRIALS:
         return None
     num = sweep.written.data.num_held_out or sweep.written.data.spec.num_test
-    margin = _CLEAR * math.sqrt(default * (1 - default) / num)
+    margin = math.sqrt(default * (1 - default) / num)
     return margin if max(values) <= default + margin else None
 
 

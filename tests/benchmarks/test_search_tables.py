@@ -55,10 +55,10 @@ def test_steps_in_numpy_are_the_trials_own(method):
 
 @pytest.mark.parametrize(
     ("name", "trials", "most"),
-    [("digits_linear", 8, 0.8), ("digits_cnn", 8, 0.7), ("mnist14", 4, 0.2)],
+    [("digits_linear", 8, 0.6), ("digits_cnn", 8, 0.45), ("mnist14", 4, 0.15)],
 )
 def test_a_search_of_the_default_space_has_little_regret(name, trials, most):
-    """Means of 12 searches; over 100 they are 0.51, 0.34 and 0.10, with standard errors of 0.1."""
+    """Means of 12 searches; over 100 they are 0.41, 0.23 and 0.09, with standard errors of 0.1."""
     from regret import World, regrets
     from tables import read_table
 
@@ -81,6 +81,23 @@ def test_the_default_needs_no_search():
             section, last = key.split(".")
             tree = {**tree, section: {**tree[section], last: value}}
         assert world.best - world.truth(sweep.trial(tree)) < 1.0, name
+
+
+def test_exploring_leaves_more_of_one_epsilon_than_equal_shares():
+    """By the real allocator; over 200 searches 93.1 against 89.9, in a wide space 92.9 and 89.7."""
+    from allocation import NEAR, WAYS, WIDE, Problem
+    from regret import World
+    from tables import read_table
+
+    world = World(read_table("digits_epsilon", BENCHMARK / "tables"))
+    for search in (NEAR, WIDE):
+        problem = Problem(world, search, 4.0)
+        explore, equal, selection = (
+            np.mean([world.truth(WAYS[way](problem, seed)) for seed in range(8)])
+            for way in ("explore 8 trials, share 0.05", "equal, 8 trials", "selection, mean 8")
+        )
+        assert explore > 92.4
+        assert explore > max(equal, selection) + 0.3
 
 
 def test_leaderboard_searches_each_method_and_all_inside_one_epsilon(monkeypatch):

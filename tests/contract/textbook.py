@@ -20,7 +20,7 @@ def textbook(method: dict[str, object], step: int) -> list[Points]:
     """docs/concepts/methods.md: (weight, age, look-ahead) of each point of each clipped answer."""
     query = momentum(method)
     if query:
-        decay, num = query.get("decay", 0.9), query.get("points", 2)
+        decay, num = query.get("decay", 0.3), query.get("points", 2)
         whole = sum(decay**j for j in range(num))
         return [[(decay**j / whole, j, 0.0) for j in range(num)]]
     if not _looks_ahead(method):

@@ -259,7 +259,7 @@ def test_a_default_that_keeps_its_place_says_by_how_much(made):
     assert "one run of the default, of which none of 3 trials is clearly ahead" in said
     assert said.endswith(
         "Trial 0, the default, keeps its place: the best result of 3 is ahead by 0.0050, and "
-        "0.0079 is half a standard error (choose: posterior)."
+        "0.0158 is a standard error (choose: posterior)."
     )
 
 
