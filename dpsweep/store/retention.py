@@ -29,10 +29,10 @@ class BestWeights:
         self._keeps_default = wide and study.sweep.starts_at_default
         self._sign = study.sweep.config.objective.sign
         self._confirm = study.sweep.config.confirm
-        self._removable_share: dict[object, list[tuple[float, int]]] = defaultdict(list)
+        self._kept: dict[object, list[tuple[float, int]]] = defaultdict(list)
         for record in study.best():
             self._add(record)
-        self._keep([n for kept in self._removable_share.values() for _, n in kept])
+        self._keep([n for kept in self._kept.values() for _, n in kept])
 
     def finish(self) -> None:
         """Keep those of the best trials alone, as they were chosen; the search has ended."""
@@ -58,14 +58,14 @@ class BestWeights:
     def _add(self, record: Record) -> list[int]:
         """Take a trial in, and say whose weights are to go."""
         if record.final and record.state == "complete":
-            self._removable_share["final"] = [(0.0, record.number)]
+            self._kept["final"] = [(0.0, record.number)]
             return []
         if record.confirms is not None or record.state != "complete" or record.value is None:
             return [record.number]
         if self._keeps_default and record.number == 0:  # whatever its result, it may be chosen
-            self._removable_share["default"] = [(0.0, 0)]
+            self._kept["default"] = [(0.0, 0)]
             return []
-        kept = self._removable_share[get_group(record, self._confirm)]
+        kept = self._kept[get_group(record, self._confirm)]
         entry = (self._sign * record.ranking_value, record.number)
         if entry not in kept:  # after a crash it may end twice
             kept.append(entry)
