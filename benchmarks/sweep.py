@@ -54,11 +54,11 @@ def sweep(
         cores = int(ray.cluster_resources().get("CPU", 1))
         settings = [f"budget.trials={trials}", f"resources.cpu={max(1, cores // at_once)}"]
         made = load_sweep(file, settings)
-        start = time.perf_counter()
+        start, cpu = time.perf_counter(), time.process_time()
         with create_session(made, StateFolder.at(str(Path(folder) / "state")), None) as session:
             session.run([])
             tracked = session.tracker.close()
-            seconds = time.perf_counter() - start
+            seconds, cpu = time.perf_counter() - start, time.process_time() - cpu
             records = session.study.records()
             asked = [_seconds(session.study.num_asked) for _ in range(5)]
         inside = sum(record.row["seconds"] for record in records if record.row)
@@ -66,6 +66,7 @@ def sweep(
         "trials": len(records),
         "seconds": seconds,
         "seconds_in_trials": inside,
+        "driver_cpu_seconds": cpu,
         "per_trial": seconds / len(records),
         "tracked": tracked,
         "study_query_seconds": median(asked),
@@ -75,7 +76,8 @@ def sweep(
         return
     console().print(
         f"{len(records)} trials of one step, {at_once} at a time: {seconds:.1f} s once Ray is up, "
-        f"{told['per_trial']:.3f} s a trial, of which {inside / len(records):.3f} s in the trial; "
+        f"{told['per_trial']:.3f} s a trial, of which {inside / len(records):.3f} s in the trial "
+        f"({cpu:.1f} s of CPU time of this process); "
         f"results {'tracked' if tracked else 'NOT tracked'} in MLflow"
     )
 
