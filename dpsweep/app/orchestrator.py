@@ -250,6 +250,8 @@ def finish(session: Session, out: Path | None, *, complete: bool) -> tuple[list[
             figures_of_best["dpsweep.confirmed"] = f"{metric} {repeats}"
     note = "\n\n".join(words)
     write(folder.path / "privacy.md", note + "\n")
+    if not (complete or disclosure_of(study.sweep).tells_trials):
+        return best, origin  # when it began and was stopped tells how many trials there are
     tags = {"dpsweep.complete": str(complete).lower(), STATEMENT: origin.search_words}
     tags |= figures_of_best | {"dpsweep.trials": str(origin.num_trials)}
     described = _description(words, study.sweep.name, best)

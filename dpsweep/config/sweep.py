@@ -491,6 +491,11 @@ def parse_sweep(
     if rename:
         file = replace(file, tree={**file.tree, "name": rename(config.name)})
         config = validate_source(SweepConfig, file)
+    if config.space == NARROW and not names_a_default(config.search):
+        raise ConfigError(
+            f"{file.at(('space',))}: narrow is a size of default spaces, and the search names "
+            f"none. Write search: {{method: default}}, or delete it"
+        )
     base = _load_base(config, file, folder)
     return _resolve(config, file, resolve_trial_source(base, others))
 
@@ -553,11 +558,6 @@ def resolve_sweep(file: Source, base: Source) -> ResolvedSweep:
 
 
 def _resolve(config: SweepConfig, file: Source, base: Source) -> ResolvedSweep:
-    if config.space == NARROW and not names_a_default(config.search):
-        raise ConfigError(
-            f"{file.at(('space',))}: narrow is a size of default spaces, and the search names "
-            f"none. Write search: {{method: default}}, or delete it"
-        )
     file = with_default_spaces(file, base)
     varied = read_varied_keys(file, base, config.search)
     conditions = read_conditions(file, config.where)

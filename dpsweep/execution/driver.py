@@ -222,6 +222,7 @@ class Driver:
             "trial_dir": str(trial_dir.path),
             "pause": [str(self._folder.stop_request), str(move)],
             "limits": self._make_limits(alone=trial_id == self._runs_alone).to_json(),
+            "reported": record.row["epoch"] if record.row else 0,
         }
 
     def take_report(self, trial_id: str, payload: dict[str, Any]) -> bool:

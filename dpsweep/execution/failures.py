@@ -31,7 +31,7 @@ from typing import Any, Literal, NoReturn, TextIO
 from dpsweep.core import memory
 from dpsweep.core.disk import format_bytes, translate_disk_full, write_atomically
 
-_NOTES, _WORDS, _BEGUN, _HELD = "mishaps.json", "last_words.txt", "begun", "held"
+_NOTES, _WORDS, BEGUN, _HELD = "mishaps.json", "last_words.txt", "begun", "held"
 _LOOK_SECONDS = 0.25
 _MAX_TRIES = 2
 """Times that memory may run out before the trial has failed."""
@@ -90,13 +90,13 @@ def decide_retry(trial_dir: Path, limits: Limits) -> RetryDecision:
 def read_begins(trial_dir: Path) -> list[str]:
     """Read the nodes of the processes that have begun the trial, by Ray's ids, the newest last."""
     with contextlib.suppress(FileNotFoundError):
-        return (trial_dir / _BEGUN).read_text().splitlines()
+        return (trial_dir / BEGUN).read_text().splitlines()
     return []
 
 
 def note_begin(trial_dir: Path, node: str) -> None:
     """Add this process to those that `read_begins` lists; `trial_dir` must be locked."""
-    with translate_disk_full(trial_dir), (trial_dir / _BEGUN).open("a") as file:
+    with translate_disk_full(trial_dir), (trial_dir / BEGUN).open("a") as file:
         file.write(f"{node}\n")
 
 

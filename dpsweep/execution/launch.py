@@ -178,8 +178,8 @@ def create_session(
             study = Study.create(folder.storage_uri, sweep, folder.id, name=called, owner=owner)
             if sweep.config.learn_from:
                 earlier = open_study(sweep.config.learn_from, state)
-                _check_held_out(state.sweep(sweep.config.learn_from), sweep)
                 study.learn_from(earlier, sum_with_earlier(earlier), ex_post=is_ex_post(earlier))
+                _check_held_out(state.sweep(sweep.config.learn_from), sweep)
         except DpSweepError:
             folder.remove()
             raise

@@ -9,8 +9,10 @@ does, as trial 0. How long the search took can still be seen by whoever watches 
 
 import json
 import math
+import os
 import random
 import shutil
+import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -20,10 +22,12 @@ from dpsweep.config.space.suggest import RandomDraw
 from dpsweep.config.sweep import ResolvedSweep
 from dpsweep.config.trial import TrialConfig
 from dpsweep.core.disk import delete_written, write_atomically
-from dpsweep.core.errors import ConfigError
+from dpsweep.core.errors import ConfigError, StateError
 from dpsweep.core.seeds import Secret
 from dpsweep.core.types import Row
 from dpsweep.execution.driver import Watcher
+from dpsweep.execution.failures import BEGUN
+from dpsweep.execution.tracking import CHECKS
 from dpsweep.privacy.search_budget import draw_num_trials
 from dpsweep.search.charge import check_privacy_cap, make_ledger_entry
 from dpsweep.search.objectives import get_goal_values
@@ -62,10 +66,21 @@ class SecretSearch:
         if self._key_of.exists():
             self._ledger = _Ledger(**json.loads(self._key_of.read_text()))
         else:
+            self._check_not_released()
             length = draw_num_trials(sweep.num_runs, Secret.draw().stream(0, "sample"))
             self._ledger = _Ledger(length, Secret.draw().key.hex())
             self._save()
         self._delete_losers()
+
+    def _check_not_released(self) -> None:
+        """Raise StateError if a selection ended here that the study does not know of."""
+        if any((self._folder.path / "trials").iterdir()):
+            raise StateError(
+                f"{self._folder.path}: holds the trial of a private selection that has ended, and "
+                f"the study does not know it: its database is older. Fresh trials would release a "
+                f"second winner under one epsilon. Put the newer database back, or launch the "
+                f"sweep under another name"
+            )
 
     def admit(self, watchers: list[Watcher]) -> list[Watcher]:
         """Nobody: the number of trials is a secret, and so is how each does."""
@@ -175,7 +190,21 @@ class SecretSearch:
                 make_ledger_entry(self._config(winner)[0]),
             )
         forget(self._folder)
+        self._hide_times()
         reconcile()
+
+    def _hide_times(self) -> None:
+        """Set the times of all files to now.
+
+        When the winner ended tells how many trials there were, and MLflow keeps the times of files
+        that it copies to a folder.
+        """
+        delete_written(self._folder.trial_dir(0) / BEGUN)
+        now = time.time()
+        trials = (self._folder.path / "trials").rglob("*")
+        for place in (*trials, self._folder.path / "sweep.yaml", self._folder.path / CHECKS):
+            if place.exists():
+                os.utime(place, (now, now))
 
     def _cost(self, config: TrialConfig, row: Row) -> float:
         objective = self.sweep.config.objective

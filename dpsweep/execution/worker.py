@@ -39,7 +39,8 @@ PAYLOAD = "dpsweep"
 Assignment = dict[str, Any]
 """number; config: the trial config as JSON; schedule: what it spends and when it reports, as JSON;
 trial_dir: its folder, with the secret in it; pause: files of which each, where present, asks the
-trial to save its state and end; limits: what it is held to (execution/failures.py), as JSON."""
+trial to save its state and end; limits: what it is held to (execution/failures.py), as JSON;
+reported: the last epoch that the study knows, 0 for none."""
 
 _PREDECESSOR_SECONDS = 600.0
 """Longest wait for a process that was given the trial before and is not dead yet.
@@ -136,6 +137,7 @@ def _train(assignment: Assignment, trial_dir: TrialDir) -> None:
             lambda: any(Path(request).exists() for request in assignment["pause"]),
             trial_schedule,
             Allowance(before.halvings, limits.gpu_share, limits.num_devices, watch.excused),
+            reported=assignment["reported"],
         )
 
 

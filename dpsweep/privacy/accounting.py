@@ -200,13 +200,13 @@ def _compute_epsilon(run: Run, delta: float) -> list[float]:
 def _settle(on_grid: Callable[[float], float], interval: float) -> float | None:
     """Halve a grid until that hardly changes its epsilon; None if the finest grid still does."""
     coarse = on_grid(interval)
-    while interval > _FINEST:
+    while interval > _FINEST and math.isfinite(coarse):
         interval /= 2
         fine = on_grid(interval)
         if coarse - fine <= _scale_tolerance(GRID_CHANGE, max(fine, LEAST_EPSILON)):
             return fine
         coarse = fine
-    return None
+    return None if math.isfinite(coarse) else coarse
 
 
 def calibrate_noise(
@@ -307,6 +307,8 @@ def compose_runs(runs: Iterable[Run], delta: float) -> float:
 def _compute_composed_epsilon(counts: tuple[tuple[Run, int], ...], delta: float) -> list[float]:
     """Epsilon of many kinds of runs, each so many times."""
     num_steps = sum(run.steps * times for run, times in counts)
+    if delta <= HIDDEN_A_STEP * num_steps:
+        return [math.inf]
 
     def on_grid(interval: float) -> float:
         parts = [compose_alike(run.one_step(interval), run.steps * times) for run, times in counts]

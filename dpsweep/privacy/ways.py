@@ -46,6 +46,11 @@ class Ways:
                 f"For {self.num_trials} trials equal shares do well; explore-then-train pays from "
                 f"{FEW_RUNS + 1} on."
             )
+        if self.explore[1] < max(self.equal[0], self.selection[0]):
+            return (
+                f"With a share of {self.share:g} explore-then-train leaves less than another way: "
+                f"give a smaller one, such as budget.explore.share: {USUAL_SHARE:g}."
+            )
         words = (
             f"For {self.num_trials} trials explore-then-train suits best: budget: {{explore: "
             f"{{trials: {self.num_trials}, share: {self.share:g}}}}} under privacy.scope: sweep."

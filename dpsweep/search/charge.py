@@ -172,6 +172,8 @@ def _compute_planned(
         kinds, each = _count_run_kinds(sweep, runs, num_runs)
         return replace(whole, epsilon=max(spent.epsilon, compose_runs(kinds * each, delta)))
     (epsilon, delta), how = _prove_planned(sweep, runs, num_runs)
+    if math.isinf(epsilon):
+        return replace(whole, epsilon=epsilon)
     return replace(whole, epsilon=epsilon, delta=delta, how=how) if delta < 1 else spent
 
 

@@ -16,7 +16,7 @@ from dpsweep.search.surrogate import Surrogate, searched_features
 from dpsweep.search.trial_record import Record
 
 LEAST_TRIALS = 12
-"""Complete trials of one epsilon from which on the posterior chooses better than results do."""
+"""Complete trials of one epsilon from which on the posterior chooses better than results alone."""
 
 _ACCURACY = "valid/accuracy"
 

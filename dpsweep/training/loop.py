@@ -61,6 +61,7 @@ def train(
     schedule: TrialSchedule | None = None,
     allowance: Allowance = WHOLE,
     data_mark: str = "",
+    reported: float = 0,
 ) -> Result:
     """Train, evaluate, checkpoint and report, and leave the weights in `trial_dir`.
 
@@ -76,6 +77,7 @@ def train(
         allowance: Share of the machine that it may use; changes the result by rounding alone.
         data_mark: Identifies the data where the config does not. The secret is bound to it: the
             same noise on other data would cancel in the difference of two releases.
+        reported: Last epoch that is known elsewhere to have been reported; 0 for none.
 
     Raises:
         Paused: If `should_pause` returned True; the next call resumes there.
@@ -101,7 +103,7 @@ def train(
     ]
 
     rows: list[Row] = []
-    saved = _load_checkpoint(trial_dir, identity, plan)
+    saved = _load_checkpoint(trial_dir, identity, plan, reported)
     if saved is None:
         progress = step.start(initial_params(step))
         trial_dir.note_first_step()  # before it: a trial without the note has released nothing
@@ -183,14 +185,14 @@ def _list_numbers(plan: PrivacyPlan) -> list[float]:
 
 
 def _load_checkpoint(
-    trial_dir: TrialDir, identity: str, plan: PrivacyPlan
+    trial_dir: TrialDir, identity: str, plan: PrivacyPlan, reported: float
 ) -> dict[str, Any] | None:
     """Load the checkpoint to resume from, if it is this config's and no older than the reports.
 
     Another version of this package or of the accountant may calibrate other noise, or choose other
     bands, for the same config: half of a run of each is counted by neither.
     """
-    saved, reported = trial_dir.load(), trial_dir.rows()
+    saved, rows = trial_dir.load(), trial_dir.rows()
     then = saved.get("plan") if saved else None
     if then and not all(
         math.isclose(*pair, rel_tol=_PLAN_TOLERANCE)
@@ -207,7 +209,7 @@ def _load_checkpoint(
             f"{trial_dir.path}: holds a checkpoint of another config or other data. Train this one "
             f"in another folder"
         )
-    seen = reported[-1]["epoch"] if reported else 0
+    seen = max([reported, *(row["epoch"] for row in rows)])
     if seen and (saved is None or not saved["rows"] or saved["rows"][-1]["epoch"] < seen):
         raise StateError(
             f"{trial_dir.path}: epoch {seen:g} was reported, and the checkpoint of it is gone. "

@@ -29,7 +29,7 @@ from typing import Any
 
 from dpsweep.core.disk import delete_written, translate_disk_full, write_atomically
 from dpsweep.core.errors import StateError
-from dpsweep.core.seeds import Secret
+from dpsweep.core.seeds import SECRET_BYTES, Secret
 from dpsweep.core.types import Row, Tensors
 
 
@@ -85,7 +85,8 @@ class TrialDir:
         """The trial's secret.
 
         Raises:
-            StateError: If there is none. It is drawn once, by whoever starts the trial.
+            StateError: If there is none, as it is drawn once, by whoever starts the trial; or if it
+                is cut short.
         """
         place = self.path / "secret"
         if not place.exists():
@@ -95,7 +96,13 @@ class TrialDir:
                 f"folder is not shared with it: put it where every node sees it, with --state"
             )
         stored = place.read_bytes()
-        return Secret(stored[1:], void=bool(stored[0]))
+        if len(stored) != 1 + SECRET_BYTES or stored[0] not in (0, 1):
+            raise StateError(
+                f"{place}: is damaged: it has {len(stored)} bytes in place of {1 + SECRET_BYTES}, "
+                f"or another form. Noise from what is left of it could be guessed. Put the whole "
+                f"file back, or train in another folder"
+            )
+        return Secret(stored[1:], void=stored[0] == 1)
 
     @contextlib.contextmanager
     def lock(self, wait_seconds: float = 0.0) -> Iterator[None]:
@@ -115,7 +122,7 @@ class TrialDir:
     def is_void(self) -> bool:
         """True if the stored secret is a test's. False if there is none."""
         place = self.path / "secret"
-        return place.exists() and place.read_bytes()[0] == 1
+        return place.exists() and place.read_bytes()[:1] == b"\x01"
 
     def note_first_step(self) -> None:
         """Note that the first step begins; on disk when this returns."""

@@ -278,3 +278,16 @@ def test_settings_extend_a_launched_sweep_as_its_file_would(launched, sweep_file
     harmful = change_sweep(stored(folder), ["model.width=5"])
     with pytest.raises(StateError, match=r"base\.model\.width cannot change"):
         check_changes(folder, stored(folder), harmful, accepted=True)
+
+
+@pytest.mark.parametrize("space", ["narrow", "full"])
+def test_a_default_space_that_was_stored_is_opened_again_and_begins_at_the_default(launched, space):
+    """A stored sweep has its space spelled out: it forgot its default, or was refused as narrow."""
+    settings = ["search={method: default}", f"space={space}", "budget.trials=3"]
+    folder = launched(*settings)
+    sweep = stored(folder)
+    assert sweep.starts_at_default
+    written = load_sweep(folder.path / "sweep.yaml")
+    assert written.starts_at_default
+    assert written.space == sweep.space
+    assert ("privacy.clip_norm" in sweep.file.tree["search"]) == (space == "full")

@@ -7,6 +7,7 @@ import os
 import shutil
 import sqlite3
 import stat
+import time
 import warnings
 from collections import Counter
 from contextlib import closing, nullcontext
@@ -19,9 +20,11 @@ import torch
 from scipy import stats
 
 import dpsweep
+from dpsweep.app.orchestrator import finish
 from dpsweep.config.sweep import load_sweep
 from dpsweep.core.errors import StateError
 from dpsweep.execution.driver import Driver
+from dpsweep.execution.failures import note_begin
 from dpsweep.execution.launch import reopen_session
 from dpsweep.execution.private_selection import SecretSearch, forget
 from dpsweep.execution.tracking import CHECKS
@@ -591,3 +594,44 @@ def test_what_a_private_selection_is_stands_in_few_places():
         "search/charge.py": 3,
         "store/study.py": 1,  # when it is finished
     }
+
+
+def test_a_selection_that_ended_is_not_run_again_where_an_older_study_is_put_back(
+    folder, study, sweep, state
+):
+    """It deleted the winner that was published, and released a second one."""
+    search = of_length(folder, sweep, 2)
+    run(search, folder, [0.5, 0.8])
+    search.publish(study, lambda: None)
+    with pytest.raises(
+        StateError, match="of a private selection that has ended, and the study does"
+    ):
+        SecretSearch(folder, sweep)
+    assert winner_of(folder) == 1
+
+
+def test_times_of_files_do_not_tell_when_the_winner_ended(folder, study, sweep):
+    search = of_length(folder, sweep, 2)
+    run(search, folder, [0.5, 0.8])
+    (folder.path / CHECKS).write_text("checked")
+    note_begin(folder.trial_dir(1), "node")
+    long_ago = time.time() - 9_000
+    old = [*(folder.path / "trials").rglob("*"), folder.path / CHECKS, folder.path / "sweep.yaml"]
+    for place in old:
+        os.utime(place, (long_ago, long_ago))
+    search.publish(study, lambda: None)
+    seen = [*(folder.path / "trials").rglob("*"), folder.path / CHECKS, folder.path / "sweep.yaml"]
+    assert "begun" not in {place.name for place in seen}
+    assert len(seen) > 4
+    assert max(p.stat().st_mtime for p in seen) - min(p.stat().st_mtime for p in seen) < 1
+    assert min(p.stat().st_mtime for p in seen) > long_ago + 8_000
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_selection_that_was_stopped_is_not_told_to_the_tracker(folder, state, sweep, study):
+    of_length(folder, sweep, 2)
+    with reopen_session("tiny", state) as session:
+        finish(session, None, complete=False)
+        session.tracker.flush(10)
+        assert Path(state.tracking_uri.removeprefix("sqlite:///")).stat().st_size == 0
+    assert "No trial" not in (folder.path / "privacy.md").read_text()

@@ -286,3 +286,9 @@ def exact_delta(mu: float, epsilon: float) -> float:
 def test_delta_that_rounding_may_hide_is_refused_by_calibration():
     with pytest.raises(ConfigError, match=r"privacy.delta: 1e-10 is too small for 100,000 steps"):
         calibrate_noise(1.0, 1e-10, sampling_rate=1.0, steps=100_000)
+
+
+def test_a_composition_that_no_grid_settles_is_infinite_at_once():
+    """An infinite figure less an infinite one is no number: the grid was halved until it burst."""
+    runs = [Run(0.02, 1.0, 2500)] * 100 + [Run(0.02, 1.1, 2500)] * 100
+    assert compose_runs(runs, 1e-10) == math.inf

@@ -89,3 +89,9 @@ def test_many_equal_shares_are_warned_of(sweep_file, settings, warned):
     words = " ".join(check_sweep(load_sweep(sweep_file, settings)))
     assert ("runs an equal share of epsilon" in words) == warned
     assert ("budget: {explore: {trials:" in words) == warned
+
+
+def test_a_share_that_leaves_less_than_another_way_is_not_advised():
+    ways = ways_to_spend(4.0, 1e-5, ((300, 0.1),), 3, 0.9)
+    assert ways.explore[1] < ways.equal[0]
+    assert ways.advice.startswith("With a share of 0.9 explore-then-train leaves less than another")

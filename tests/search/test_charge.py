@@ -292,3 +292,10 @@ def test_a_plan_counts_the_runs_of_each_budget(sweep_file):
     sweep = load_sweep(sweep_file, [TPE, "budget.trials=2", "privacy.epsilon={each: [1, 8]}"])
     (found,) = figures(make_plan(sweep, 1).search_words)
     assert found >= 8
+
+
+def test_a_plan_without_noise_says_that_it_is_not_private(sweep_file):
+    settings = ["privacy={noise_multiplier: 0}", BATCHES, TPE]
+    sweep = load_sweep(sweep_file, settings)
+    words = search_statement(compute_search_privacy(sweep, [], ahead=sweep.num_runs))
+    assert words.startswith("NOT PRIVATE")

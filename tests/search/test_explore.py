@@ -1,9 +1,12 @@
 """Exploring trials choose a config, one final run gets the rest, and a crash costs nothing."""
 
+import io
 import re
 
 import pytest
+from rich.console import Console
 
+from dpsweep.cli.verbs.sweeps import print_privacy
 from dpsweep.config.plan import plan_privacy
 from dpsweep.config.source import parse_yaml
 from dpsweep.config.sweep import load_sweep
@@ -309,3 +312,23 @@ def test_the_page_shows_what_the_final_run_spent_by_itself(uri, load):
     shown = page(study, {})
     assert f"ε = {format_epsilon(spent)}" in shown
     assert "given by the noise" not in shown
+
+
+def test_one_epsilon_is_said_to_include_the_search_where_it_does(uri, load, tmp_path):
+    """Not of an exploring trial, nor where held-out examples chose, nor of a test secret."""
+
+    def say(study, record):
+        out = Console(record=True, width=200, file=io.StringIO())
+        print_privacy(study, record, "words", "tiny", out)
+        return "The best model for one epsilon, the search included" in out.export_text()
+
+    study = Study.create(uri, load())
+    run_all(study, 0.6, 0.2, 0.4, 0.3)
+    assert not say(study, study.record(0)), "the final run is missing"
+    run_all(study, 0.9)
+    assert say(study, study.record(4))
+    held_out = Study.create(f"sqlite:///{tmp_path}/2.db", load("data.validation=holdout"))
+    run_all(held_out, *[0.5] * 5)
+    assert not say(held_out, held_out.record(4))
+    study.note_test_secret()
+    assert not say(study, study.record(4))

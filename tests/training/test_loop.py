@@ -457,3 +457,20 @@ def test_confusion_matrix_counts_public_validation_data_and_no_held_out_example(
     train(trial("dp_sgd", data={"name": "digits", "validation": "holdout"}), held, rows.append)
     assert held.weights.exists()
     assert held.confusion() is None
+
+
+def test_a_trial_directory_older_than_what_was_reported_elsewhere_is_not_gone_on_with(tmp_path):
+    """As after a restored backup: steps that others saw the result of would be released again."""
+    config, trial_dir = trial("dp_sgd"), TrialDir(tmp_path / "trial")
+    rows: list[Row] = []
+
+    def die_after_first(row: Row) -> None:
+        rows.append(row)
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        train(config, trial_dir, die_after_first)
+    with pytest.raises(StateError, match="epoch 2 was reported, and the checkpoint of it is gone"):
+        loop.train(config, trial_dir, rows.append, reported=2)
+    loop.train(config, trial_dir, rows.append, reported=1)
+    assert rows[-1]["epoch"] == 2

@@ -238,3 +238,12 @@ def test_only_the_best_weights_are_kept_and_no_unfinished_trials_are_taken(tmp_p
     assert all(one.rows() == ROWS for one in trial_dirs)
     assert (tmp_path / "notes" / "weights.pt").exists()
     assert delete_weights_except(tmp_path, [1]) == 0
+
+
+@pytest.mark.parametrize("stored", [b"", b"\x00", b"\x00" * 32, b"\x02" + b"k" * 32])
+def test_a_secret_that_is_cut_short_makes_no_noise(trial_dir, stored):
+    """One byte was a secret with an empty key: anybody could draw its noise."""
+    (trial_dir.path / "secret").write_bytes(stored)
+    assert not trial_dir.is_void
+    with pytest.raises(StateError, match=r"secret: is damaged: it has \d+ bytes in place of 33"):
+        trial_dir.secret()

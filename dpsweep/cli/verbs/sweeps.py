@@ -110,9 +110,11 @@ def best(
     records = choose_trials(study, top)
     if as_json:
         rows = [trial_row(record) for record in records]
-        if rows:
-            rows[0]["choice"] = choice_words(study).get(records[0].epsilon, "")
-            rows[0]["edges"] = edge_warnings(study.sweep, records[0])
+        choices = choice_words(study)
+        for row, record in zip(rows, records, strict=True):
+            # of the best of each epsilon, which comes first
+            row["choice"] = choices.pop(record.epsilon, None)
+            row["edges"] = edge_warnings(study.sweep, record)
         print(json.dumps(rows, indent=2))
         return
     if not records:
@@ -138,7 +140,7 @@ def print_privacy(study: Study, record: Record, words: str, called: str, out: Co
     whole, delta = format_headline(study)
     epsilon = record.epsilon or get_charged_run(record).epsilon(record.config.delta)
     alone = NO_EPSILON if record.void else format_epsilon(epsilon)
-    if study.sweep.search_budget and compute_spending(study).shared:
+    if _keeps_one_epsilon(study, record):
         out.print(
             f"[bold]The best model for one epsilon, the search included: ε {whole}[/bold] "
             f"(δ {delta}). Trial {record.number} alone: ε {alone}"
@@ -159,6 +161,13 @@ def print_privacy(study: Study, record: Record, words: str, called: str, out: Co
         f"dpsweep report {called}",
         markup=False,
     )
+
+
+def _keeps_one_epsilon(study: Study, record: Record) -> bool:
+    """True if one epsilon covers the search that came to this record, and all that chose it."""
+    sweep, spent = study.sweep, compute_spending(study)
+    is_model = record.final or not sweep.explores  # an exploring trial is not what was asked for
+    return spent.shared and is_model and not (spent.void or spent.num_held_out)
 
 
 def ui(state_folder: str | None, host: str, port: int, *, browse: bool = True) -> None:

@@ -10,6 +10,7 @@ from dpsweep.config.source import read_yaml
 from dpsweep.config.space.defaults import dump_default_space
 from dpsweep.config.sweep import SweepConfig, is_sweep, parse_sweep
 from dpsweep.config.trial import TrialConfig, load_trial, resolve_trial_source
+from dpsweep.core.disk import write_atomically
 from dpsweep.core.errors import ConfigError, Diverged, StateError, unknown_name_error
 from dpsweep.core.strict import Strict
 from dpsweep.core.types import Row
@@ -84,12 +85,14 @@ def train(file: Path, settings: list[str], out: Path | None, fetch: bool, quiet:
     warn(check_trial(config, source, fetch=fetch))
     folder = out or _free(Path("runs") / file.stem, config)
     if not _is_open(folder, config):
+        if (folder / _STATEMENT).exists() and _holds(folder, config):
+            TrialDir(folder).forget()  # the process that ended the run died before it did
         raise StateError(
             f"-o {folder}: holds another run. Name another folder with -o FOLDER, or delete it"
         )
     trial_dir = TrialDir(folder)
     with trial_dir.lock():
-        (folder / "config.json").write_text(_identity(config))
+        write_atomically(folder / _CONFIG, _identity(config).encode())
         trial_dir.make_secret()
         try:
             result = train_config(
@@ -103,7 +106,7 @@ def train(file: Path, settings: list[str], out: Path | None, fetch: bool, quiet:
             raise
         plan = result.plan
         words = statement_of_trial(config, plan.epsilon, plan.run.noise_multiplier, result.void)
-        (folder / "privacy.txt").write_text(f"{words} {_ALONE}\n")
+        write_atomically(folder / _STATEMENT, f"{words} {_ALONE}\n".encode())
         trial_dir.forget()
     if not quiet:
         last = result.rows[-1]
@@ -113,6 +116,7 @@ def train(file: Path, settings: list[str], out: Path | None, fetch: bool, quiet:
         )
 
 
+_CONFIG, _STATEMENT = "config.json", "privacy.txt"
 _ALONE = "This covers this run alone: not a search that chose its config, nor other runs."
 
 
@@ -149,9 +153,13 @@ def _is_open(folder: Path, config: TrialConfig) -> bool:
     """True if the folder is new, or holds an unfinished run of this very config."""
     if not folder.exists() or not any(folder.iterdir()):
         return True
-    stored = folder / "config.json"
-    same = stored.exists() and stored.read_text() == _identity(config)
-    return same and not (folder / "privacy.txt").exists()
+    return _holds(folder, config) and not (folder / _STATEMENT).exists()
+
+
+def _holds(folder: Path, config: TrialConfig) -> bool:
+    """True if the folder holds a run of this very config."""
+    stored = folder / _CONFIG
+    return stored.exists() and stored.read_text() == _identity(config)
 
 
 def _identity(config: TrialConfig) -> str:

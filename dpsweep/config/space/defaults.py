@@ -20,6 +20,7 @@ from dpsweep.config.keys import FLOOR, LEARNING_RATE, TOTAL_STEP
 from dpsweep.config.privacy import GOOD_CLIP_NORM
 from dpsweep.config.source import Source, Tree, with_value
 from dpsweep.config.space.domains import BRANCHING
+from dpsweep.config.space.start_points import DEFAULTS
 from dpsweep.config.trial import TrialConfig
 from dpsweep.core.errors import ConfigError, unknown_name_error
 from dpsweep.methods import METHODS, PUBLISHED
@@ -32,12 +33,17 @@ _SIZES = ("lr", "eta", "total_step", "r")
 
 
 def with_default_spaces(file: Source, base: Source) -> Source:
-    """A sweep file with every default space spelled out.
+    """A sweep file with every default space spelled out, and that it begins at the defaults.
+
+    What is stored of a sweep must begin at them too, and its space has one size.
 
     Raises:
         ConfigError: If a method is unknown, or the base config names none.
     """
-    search = file.tree["search"]
+    search, others = file.tree["search"], file.tree
+    if names_a_default(search):
+        others = {k: v for k, v in others.items() if k != "space"}
+        others["start"] = others.get("start") or DEFAULTS
     if search.get("method") == DEFAULT and not set(BRANCHING) & set(search):
         method = _method_of_base(file, base)
         search = {
@@ -47,7 +53,7 @@ def with_default_spaces(file: Source, base: Source) -> Source:
     for kind in BRANCHING:
         if kind in search:
             search = {**search, kind: _expand_branches(search[kind], file, base, ("search", kind))}
-    return replace(file, tree={**file.tree, "search": search})
+    return replace(file, tree={**others, "search": search})
 
 
 def names_a_default(search: Mapping[str, Any]) -> bool:
