@@ -280,6 +280,28 @@ def test_settings_extend_a_launched_sweep_as_its_file_would(launched, sweep_file
         check_changes(folder, stored(folder), harmful, accepted=True)
 
 
+@pytest.mark.parametrize(
+    "settings",
+    [
+        ["accounting=private_selection", "sampler.name=random"],
+        ["accounting=private_selection", "sampler.name=random", "privacy.scope=sweep"],
+        ["privacy.scope=sweep", "budget={explore: {trials: 4}}"],
+        ["sampler.name=random", "accounting=none"],
+        ["objective={metrics: [valid/accuracy, seconds]}"],
+        ["start=published"],
+        ["search={each_of: default}", "model={name: mlp4_circulant}"],
+    ],
+)
+@pytest.mark.parametrize("space", ["narrow", "full"])
+def test_every_kind_of_sweep_over_a_default_space_is_opened_again(launched, space, settings):
+    """What is stored says `start`, which a private selection refuses."""
+    folder = launched("search={method: default}", f"space={space}", *settings)
+    sweep = stored(folder)
+    again = load_sweep(folder.path / "sweep.yaml")
+    assert again.file.tree.get("start") == sweep.file.tree.get("start")
+    assert ("start" in sweep.file.tree) == (not sweep.is_private_selection)
+
+
 @pytest.mark.parametrize("space", ["narrow", "full"])
 def test_a_default_space_that_was_stored_is_opened_again_and_begins_at_the_default(launched, space):
     """A stored sweep has its space spelled out: it forgot its default, or was refused as narrow."""

@@ -43,7 +43,8 @@ def with_default_spaces(file: Source, base: Source) -> Source:
     search, others = file.tree["search"], file.tree
     if names_a_default(search):
         others = {k: v for k, v in others.items() if k != "space"}
-        others["start"] = others.get("start") or DEFAULTS
+        if others.get("accounting") != "private_selection":  # whose trials are all drawn alike
+            others["start"] = others.get("start") or DEFAULTS
     if search.get("method") == DEFAULT and not set(BRANCHING) & set(search):
         method = _method_of_base(file, base)
         search = {
