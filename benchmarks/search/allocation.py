@@ -3,10 +3,10 @@
     python benchmarks/search/allocation.py [--epsilon E] [--sweeps N] [--wide]
 
 The real allocator gives each run its noise, the real proposer and chooser search the default space
-(with --wide, total steps of 40 to 10,240 without a known first trial),
-and the table `digits_epsilon` (a linear model, its epsilon and total step) has what a run comes to.
-Printed is what the config that is handed out is worth at its own epsilon, in percent: mean with
-its standard error, and 10th percentile, over whole searches. Ways to spend epsilon:
+(with --wide, total steps of 40 to 10,240 without a known first trial), and the table
+`digits_epsilon` (a linear model, its epsilon and total step) has what a run comes to. Printed is
+what the config that is handed out is worth at its own epsilon, in percent: mean with its standard
+error, and 10th percentile, over whole searches. Ways to spend epsilon:
 
     default     no search: one run of the default has all of it
     equal       k trials with equal shares; one of them is handed out
@@ -23,18 +23,15 @@ from pathlib import Path
 
 import numpy as np
 import optuna
-from regret import World, add_trial
+from regret import World, rank_chosen, run_trials
 from tables import STEP, Tree, read_table
 
 from dpsweep.config.source import Source
 from dpsweep.config.sweep import ResolvedSweep, parse_sweep
 from dpsweep.config.trial import TrialConfig
 from dpsweep.search.propose import propose
-from dpsweep.search.ranking import make_choice, rank_trials
 
 COUNTS, SHARES = (2, 4, 8, 16), (0.05, 0.1)
-
-
 NEAR: Tree = {"method": "default"}
 WIDE: Tree = {STEP: {"log_uniform": [40.0, 10240.0]}}
 
@@ -58,12 +55,9 @@ def make_sweep(problem: Problem, seed: int, **more: Tree | str) -> ResolvedSweep
 
 def choose(problem: Problem, sweep: ResolvedSweep, trials: int, seed: int) -> TrialConfig:
     """The config that the sweep chooses after so many trials."""
-    study, rng = optuna.create_study(direction="maximize"), np.random.default_rng(seed)
-    records = []
-    for _ in range(trials):
-        proposal = propose(sweep, study)
-        records.append(add_trial(study, proposal, problem.world.observe(proposal.config, rng)))
-    return rank_trials(make_choice(sweep, records).apply(records), sign=-1)[0].config
+    rng = np.random.default_rng(seed)
+    *_, records = run_trials(sweep, trials, lambda config, _: problem.world.observe(config, rng))
+    return rank_chosen(sweep, records)[0].config
 
 
 def spend_on_default(problem: Problem, seed: int) -> TrialConfig:

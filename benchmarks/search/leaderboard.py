@@ -25,15 +25,13 @@ from typing import Any
 
 import numpy as np
 import optuna
-from regret import add_trial
+from regret import rank_chosen, run_trials
 from scipy.stats import t as student
 from tables import COSINE, LINEAR, Tree, train_once
 
 from dpsweep.config.source import Source
 from dpsweep.config.sweep import ResolvedSweep, parse_sweep
 from dpsweep.config.trial import TrialConfig
-from dpsweep.search.propose import propose
-from dpsweep.search.ranking import make_choice, rank_trials
 from dpsweep.search.trial_record import Record
 
 METHODS = ("dp_sgd", "dp_adam", "dp_adambc", "doppler", "disk", "fftkf", "innerouter", "dp_pmlf")
@@ -61,27 +59,23 @@ def run(config: TrialConfig, text: str) -> float:
     return right / num
 
 
-def run_trials(sweep: ResolvedSweep, trials: int, text: str) -> list[Record]:
-    """Propose and train the trials of a search, one after another."""
-    study, records = optuna.create_study(direction="maximize"), []
-    for number in range(trials):
-        proposal = propose(sweep, study)
-        value = run(proposal.config, f"{text}/{number}")
-        records.append(add_trial(study, proposal, value))
-    return records
-
-
 def choose(sweep: ResolvedSweep, records: list[Record]) -> dict[str, TrialConfig]:
     """The config that the sweep chooses for each method."""
-    ranked = rank_trials(make_choice(sweep, records).apply(records), sign=-1)
+    ranked = rank_chosen(sweep, records)
     return {record.config.method.name: record.config for record in reversed(ranked)}
+
+
+def search(sweep: ResolvedSweep, trials: int, text: str) -> dict[str, TrialConfig]:
+    """Train the trials of a search, and choose the config of each method."""
+    *_, records = run_trials(sweep, trials, lambda config, number: run(config, f"{text}/{number}"))
+    return choose(sweep, records)
 
 
 def search_each(epsilon: float, seed: int) -> dict[str, float]:
     """Mean accuracy of fresh runs of each method's chosen config, after one search of all."""
     trials = TRIALS * len(METHODS)
     sweep = make_sweep(epsilon, {"each_of": list(METHODS)}, seed, budget={"trials": trials})
-    chosen = choose(sweep, run_trials(sweep, trials, f"{epsilon}/{seed}"))
+    chosen = search(sweep, trials, f"{epsilon}/{seed}")
     return {name: run_afresh(config, f"{epsilon}/{seed}") for name, config in chosen.items()}
 
 
@@ -91,8 +85,8 @@ def search_one(epsilon: float, seed: int, trials: int = LONG) -> dict[str, float
     for name in METHODS:
         budget = {"trials": trials}
         sweep = make_sweep(epsilon, {"method": "default"}, seed, budget=budget, method=name)
-        records = run_trials(sweep, trials, f"{trials}/{name}/{epsilon}/{seed}")
-        found[name] = run_afresh(choose(sweep, records)[name], f"{trials}/{epsilon}/{seed}")
+        chosen = search(sweep, trials, f"{trials}/{name}/{epsilon}/{seed}")
+        found[name] = run_afresh(chosen[name], f"{trials}/{epsilon}/{seed}")
     return found
 
 
@@ -108,8 +102,8 @@ def search_together(epsilon: float, seed: int) -> dict[str, float]:
     for name in METHODS:
         budget = {"explore": {"trials": TRIALS, "share": SHARE}}
         sweep = make_sweep(epsilon, {"method": "default"}, seed, budget=budget, method=name)
-        records = run_trials(sweep, TRIALS, f"explore/{name}/{epsilon}/{seed}")
-        found[name] = run(sweep.final(choose(sweep, records)[name]), f"{name}/{epsilon}/{seed}")
+        chosen = search(sweep, TRIALS, f"explore/{name}/{epsilon}/{seed}")
+        found[name] = run(sweep.final(chosen[name]), f"{name}/{epsilon}/{seed}")
     return found
 
 
@@ -141,9 +135,9 @@ def main() -> None:
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     print("| way | epsilon | method | accuracy | to dp_sgd |\n|---|---|---|---|---|")
     for way in options.way or ("each", "together"):
-        search = WAYS[way]
+        search_all = WAYS[way]
         for epsilon in options.epsilon or (1.0, 4.0):
-            found = [search(epsilon, seed) for seed in range(options.searches)]
+            found = [search_all(epsilon, seed) for seed in range(options.searches)]
             print("\n".join(lines(way, epsilon, found)), flush=True)
 
 

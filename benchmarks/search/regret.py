@@ -23,7 +23,7 @@ others have B, or the one of the table's base config or, without one, its smalle
 import argparse
 import math
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -172,16 +172,32 @@ def plain_space(world: World) -> Tree:
 
 def search_ours(world: World, sweep: ResolvedSweep, trials: int, seed: int) -> list[float]:
     """True accuracy of the chosen config after each of COUNTS trials, by dpsweep's own parts."""
-    study = optuna.create_study(direction="maximize")
-    rng, records, found = np.random.default_rng(seed), [], []
+    rng = np.random.default_rng(seed)
+    return [
+        world.truth(rank_chosen(sweep, records)[0].config)
+        for records in run_trials(sweep, trials, lambda config, _: world.observe(config, rng))
+        if len(records) in COUNTS
+    ]
+
+
+def run_trials(
+    sweep: ResolvedSweep, trials: int, measure: Callable[[TrialConfig, int], float]
+) -> Iterator[list[Record]]:
+    """Propose trials one after another, and yield all that were run after each.
+
+    Args:
+        measure: Gives the accuracy of a config's run, as a share; called with its number too.
+    """
+    study, records = optuna.create_study(direction="maximize"), list[Record]()
     for number in range(trials):
         proposal = propose(sweep, study)
-        value = world.observe(proposal.config, rng)
-        records.append(add_trial(study, proposal, value))
-        if number + 1 in COUNTS:
-            ranked = rank_trials(make_choice(sweep, records).apply(records), sign=-1)
-            found.append(world.truth(ranked[0].config))
-    return found
+        records.append(add_trial(study, proposal, measure(proposal.config, number)))
+        yield records
+
+
+def rank_chosen(sweep: ResolvedSweep, records: Sequence[Record]) -> list[Record]:
+    """The trials as the sweep ranks them when its search has ended, the best first."""
+    return rank_trials(make_choice(sweep, records).apply(records), sign=-1)
 
 
 def add_trial(study: optuna.Study, proposal: Proposal, value: float) -> Record:

@@ -361,8 +361,9 @@ class ResolvedSweep:
 
     @property
     def _written_start(self) -> Literal["published", "defaults"] | list[dict[str, Any]]:
-        start = self.config.start
-        return DEFAULTS if not start and names_a_default(self.config.search) else start
+        start: Literal["published", "defaults"] | list[dict[str, Any]]
+        start = self.file.tree.get("start", [])  # `defaults` where a default space wrote it
+        return start
 
     @cached_property
     def starts_at_default(self) -> bool:
